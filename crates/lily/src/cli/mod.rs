@@ -1,0 +1,71 @@
+//! The command line: one file a command. Results go to stdout, everything else (statistics, progress, logs, errors) to
+//! stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+
+mod config_file;
+mod options;
+mod plan;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+pub use options::{DeviceKind, ModelOptions};
+
+/// Lily: a local inference engine for Qwen3.6-35B-A3B and its family.
+#[derive(Debug, Parser)]
+#[command(name = "lily", version, max_term_width = 100, propagate_version = true)]
+#[command(
+    after_help = "Every option can also be set by an environment variable (LILY_MODEL, LILY_BIND, ...; see each \
+                        command's --help) or in a TOML file named by --config. The command line wins over the \
+                        environment, the environment over the file.\n\nExit codes: 0 done, 1 failed, 2 wrong usage, \
+                        130 interrupted."
+)]
+struct Cli {
+    /// TOML file with defaults, keys as the long options (`threads = 8`), in a table per command (`[serve]`) or at the
+    /// top for all commands
+    #[arg(long, global = true, value_name = "FILE", env = "LILY_CONFIG")]
+    config: Option<std::path::PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Plan(plan::PlanArgs),
+}
+
+/// Runs the program with the process's own arguments.
+pub fn main() -> ExitCode {
+    let command = match config_file::apply(Cli::command()) {
+        Ok(command) => command,
+        Err(error) => return fail(&error),
+    };
+    let matches = match command.try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => error.exit(),
+    };
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    let outcome = match cli.command {
+        Command::Plan(args) => plan::run(&args),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => fail(&error),
+    }
+}
+
+/// Prints an error with its causes; a reader of stdout that went away (`lily … | head`) is no error.
+fn fail(error: &anyhow::Error) -> ExitCode {
+    let pipe_closed = error
+        .chain()
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe));
+    if pipe_closed {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
+}
