@@ -7,3 +7,4 @@ pub mod checkpoint;
 pub mod config;
 pub mod device;
 pub mod graph;
+pub mod text;
