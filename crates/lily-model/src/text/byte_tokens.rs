@@ -81,18 +81,7 @@ mod tests {
     fn ids_without_a_token_have_no_bytes() {
         let table = ByteTokens::new([(1, b"a".to_vec()), (4, b"bc".to_vec())]);
         let found: Vec<_> = (0..7).map(|id| table.get(id)).collect();
-        assert_eq!(
-            found,
-            [
-                None,
-                Some(&b"a"[..]),
-                None,
-                None,
-                Some(&b"bc"[..]),
-                None,
-                None
-            ]
-        );
+        assert_eq!(found, [None, Some(&b"a"[..]), None, None, Some(&b"bc"[..]), None, None]);
         assert_eq!((table.len(), table.get(u32::MAX)), (5, None));
     }
 }

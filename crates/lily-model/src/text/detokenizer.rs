@@ -30,13 +30,7 @@ impl Detokenizer {
     }
 
     /// Appends to `out` the text that token `id` completes. Ids without a token print nothing.
-    pub fn push(
-        &mut self,
-        tokenizer: &Tokenizer,
-        id: u32,
-        special: SpecialTokens,
-        out: &mut String,
-    ) {
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, special: SpecialTokens, out: &mut String) {
         if special == SpecialTokens::Hide && tokenizer.is_special(id) {
             return;
         }

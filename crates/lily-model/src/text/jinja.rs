@@ -50,19 +50,11 @@ fn to_json(value: &Value, indent: Option<usize>, kwargs: Kwargs) -> Result<Strin
         None => kwargs.get("indent")?,
     };
     if kwargs.get::<Option<bool>>("ensure_ascii")? == Some(true) {
-        return Err(Error::new(
-            ErrorKind::InvalidOperation,
-            "tojson(ensure_ascii=true) is not supported",
-        ));
+        return Err(Error::new(ErrorKind::InvalidOperation, "tojson(ensure_ascii=true) is not supported"));
     }
     kwargs.assert_all_used()?;
-    python_json::dumps(value, indent).map_err(|e| {
-        Error::new(
-            ErrorKind::InvalidOperation,
-            "value cannot be written as JSON",
-        )
-        .with_source(e)
-    })
+    python_json::dumps(value, indent)
+        .map_err(|e| Error::new(ErrorKind::InvalidOperation, "value cannot be written as JSON").with_source(e))
 }
 
 fn trim(value: &Value, chars: Option<&str>) -> Value {
@@ -118,16 +110,8 @@ fn strip(text: &str, chars: Option<&str>, side: Side) -> Value {
         None => is_python_space(c),
     };
     let range = |text: &str| {
-        let start = if side == Side::Right {
-            0
-        } else {
-            text.len() - text.trim_start_matches(cut).len()
-        };
-        let end = if side == Side::Left {
-            text.len()
-        } else {
-            text.trim_end_matches(cut).len()
-        };
+        let start = if side == Side::Right { 0 } else { text.len() - text.trim_start_matches(cut).len() };
+        let end = if side == Side::Left { text.len() } else { text.trim_end_matches(cut).len() };
         start..end.max(start)
     };
     if text.contains(MARK) {
@@ -139,21 +123,15 @@ fn strip(text: &str, chars: Option<&str>, side: Side) -> Value {
 }
 
 fn split(state: &State, value: &Value, text: &str, args: &[Value]) -> Result<Value, Error> {
-    let (separator, limit, Rest(extra)): (Option<&str>, Option<i64>, Rest<Value>) =
-        from_args(args)?;
+    let (separator, limit, Rest(extra)): (Option<&str>, Option<i64>, Rest<Value>) = from_args(args)?;
     let Some(separator) = separator else {
         return unknown_method_callback(state, value, "split", args);
     };
     if !extra.is_empty() || separator.is_empty() {
-        return Err(Error::new(
-            ErrorKind::InvalidOperation,
-            "split takes a separator that is not empty and a limit",
-        ));
+        return Err(Error::new(ErrorKind::InvalidOperation, "split takes a separator that is not empty and a limit"));
     }
     let separator = plain(separator);
-    let limit = limit
-        .and_then(|n| usize::try_from(n).ok())
-        .map_or(usize::MAX, |n| n.saturating_add(1));
+    let limit = limit.and_then(|n| usize::try_from(n).ok()).map_or(usize::MAX, |n| n.saturating_add(1));
     let unmarked = Unmarked::of(text);
     let mut start = 0;
     let pieces = unmarked.plain.splitn(limit, &*separator).map(|piece| {
@@ -172,26 +150,19 @@ mod tests {
     use proptest::prelude::*;
 
     fn render(source: &str, text: &str) -> String {
-        environment()
-            .render_str(source, context! { text })
-            .unwrap_or_else(|e| panic!("{source}: {e}"))
+        environment().render_str(source, context! { text }).unwrap_or_else(|e| panic!("{source}: {e}"))
     }
 
     #[test]
     fn strip_follows_python_white_space() {
-        assert_eq!(
-            render("[{{ text | trim }}]", "\u{1c}\u{a0} x \u{85}\u{1f}"),
-            "[x]"
-        );
+        assert_eq!(render("[{{ text | trim }}]", "\u{1c}\u{a0} x \u{85}\u{1f}"), "[x]");
         assert_eq!(render("[{{ text.lstrip('\\n') }}]", "\n\n x\n"), "[ x\n]");
         assert_eq!(render("[{{ text.rstrip('\\n') }}]", "\n x\n\n"), "[\n x]");
     }
 
     #[test]
     fn raise_exception_carries_its_message_as_the_source() {
-        let error = environment()
-            .render_str("{{ raise_exception('no') }}", ())
-            .unwrap_err();
+        let error = environment().render_str("{{ raise_exception('no') }}", ()).unwrap_err();
         let source = std::error::Error::source(&error).and_then(|s| s.downcast_ref::<Raised>());
         assert_eq!(source.map(|r| r.0.as_str()), Some("no"));
     }

@@ -24,10 +24,7 @@ pub struct ControlLeads(Vec<char>);
 impl ControlLeads {
     /// Collects the first characters of `controls`.
     pub fn of<'a>(controls: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut leads: Vec<char> = controls
-            .into_iter()
-            .filter_map(|c| c.chars().next())
-            .collect();
+        let mut leads: Vec<char> = controls.into_iter().filter_map(|c| c.chars().next()).collect();
         leads.sort_unstable();
         leads.dedup();
         Self(leads)
@@ -109,11 +106,7 @@ impl Unmarked {
 
 /// The text of a marked string, without marks; borrowed when there are none.
 pub(crate) fn plain(marked: &str) -> Cow<'_, str> {
-    if marked.contains(MARK) {
-        Cow::Owned(Unmarked::of(marked).plain)
-    } else {
-        Cow::Borrowed(marked)
-    }
+    if marked.contains(MARK) { Cow::Owned(Unmarked::of(marked).plain) } else { Cow::Borrowed(marked) }
 }
 
 #[cfg(test)]

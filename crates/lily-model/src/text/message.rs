@@ -18,22 +18,14 @@ pub struct Message {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The tools an assistant called.
-    #[serde(
-        default,
-        deserialize_with = "null_is_empty",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
 }
 
 impl Message {
     /// A message of plain text.
     pub fn new(role: impl Into<String>, text: impl Into<String>) -> Self {
-        Self {
-            role: role.into(),
-            content: Some(Content::Text(text.into())),
-            ..Self::default()
-        }
+        Self { role: role.into(), content: Some(Content::Text(text.into())), ..Self::default() }
     }
 }
 

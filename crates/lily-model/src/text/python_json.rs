@@ -22,8 +22,7 @@ pub(crate) fn dumps(value: &impl Serialize, indent: Option<usize>) -> serde_json
         }
     }
     // serde_json writes UTF-8 only; lossy conversion never replaces anything and cannot fail.
-    Ok(String::from_utf8(out)
-        .unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+    Ok(String::from_utf8(out).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
 }
 
 /// Layout with a space after `,` and `:`.
@@ -84,11 +83,7 @@ fn python_float(value: f64) -> String {
     let exponent: i32 = exponent.parse().unwrap_or(0);
     if (-4..16).contains(&exponent) {
         let plain = format!("{value}");
-        if plain.contains('.') {
-            plain
-        } else {
-            plain + ".0"
-        }
+        if plain.contains('.') { plain } else { plain + ".0" }
     } else {
         let sign = if exponent < 0 { '-' } else { '+' };
         format!("{digits}e{sign}{:02}", exponent.unsigned_abs())
@@ -105,15 +100,10 @@ mod tests {
         let value = json!({"z": [1, true, null, {"é": "<&>'\u{7f}"}], "a": "\u{1}\n\"\\"});
         assert_eq!(
             dumps(&value, None).unwrap(),
-            r#"{"z": [1, true, null, {"é": "<&>'"#.to_owned()
-                + "\u{7f}"
-                + r#""}], "a": "\u0001\n\"\\"}"#
+            r#"{"z": [1, true, null, {"é": "<&>'"#.to_owned() + "\u{7f}" + r#""}], "a": "\u0001\n\"\\"}"#
         );
         assert_eq!(dumps(&json!([{}, []]), None).unwrap(), "[{}, []]");
-        assert_eq!(
-            dumps(&json!({"a": [1, 2]}), Some(2)).unwrap(),
-            "{\n  \"a\": [\n    1,\n    2\n  ]\n}"
-        );
+        assert_eq!(dumps(&json!({"a": [1, 2]}), Some(2)).unwrap(), "{\n  \"a\": [\n    1,\n    2\n  ]\n}");
     }
 
     #[test]

@@ -10,7 +10,6 @@ static TOKENIZER: &[u8] = include_bytes!("../../../../assets/qwen36/tokenizer.js
 /// None in practice: the compressed file is part of the build.
 pub fn qwen36_tokenizer_json() -> std::io::Result<Vec<u8>> {
     let mut json = Vec::with_capacity(20 << 20);
-    lzma_rs::xz_decompress(&mut &*TOKENIZER, &mut json)
-        .map_err(|e| std::io::Error::other(format!("{e:?}")))?;
+    lzma_rs::xz_decompress(&mut &*TOKENIZER, &mut json).map_err(|e| std::io::Error::other(format!("{e:?}")))?;
     Ok(json)
 }

@@ -65,9 +65,7 @@ pub enum TemplateError {
     #[error("the conversation has no messages")]
     NoMessages,
     /// No message asks anything.
-    #[error(
-        "the conversation needs a message of role \"user\" (one that only wraps a <tool_response> does not count)"
-    )]
+    #[error("the conversation needs a message of role \"user\" (one that only wraps a <tool_response> does not count)")]
     NoUserMessage,
     /// A system message is not the first.
     #[error(
@@ -78,9 +76,7 @@ pub enum TemplateError {
         index: usize,
     },
     /// A role that the template does not know.
-    #[error(
-        "messages[{index}].role is {role:?}; this model's chat template accepts system, user, assistant and tool"
-    )]
+    #[error("messages[{index}].role is {role:?}; this model's chat template accepts system, user, assistant and tool")]
     UnknownRole {
         /// Which message.
         index: usize,
@@ -88,17 +84,13 @@ pub enum TemplateError {
         role: String,
     },
     /// A content part that is not text.
-    #[error(
-        "messages[{index}].content has a part that is not text, which this model's chat template refuses"
-    )]
+    #[error("messages[{index}].content has a part that is not text, which this model's chat template refuses")]
     NotText {
         /// Which message.
         index: usize,
     },
     /// The arguments of a tool call in the history are not a JSON object.
-    #[error(
-        "messages[{message}].tool_calls[{call}].function.arguments must be the JSON text of an object: {problem}"
-    )]
+    #[error("messages[{message}].tool_calls[{call}].function.arguments must be the JSON text of an object: {problem}")]
     Arguments {
         /// Which message.
         message: usize,
@@ -145,12 +137,8 @@ impl ChatTemplate {
     /// [`TemplateError::Syntax`].
     pub fn new(source: impl Into<String>, leads: &ControlLeads) -> Result<Self, TemplateError> {
         let mut env = environment();
-        env.add_template_owned(NAME, source.into())
-            .map_err(|e| TemplateError::Syntax(format!("{e:#}")))?;
-        Ok(Self {
-            env,
-            leads: leads.clone(),
-        })
+        env.add_template_owned(NAME, source.into()).map_err(|e| TemplateError::Syntax(format!("{e:#}")))?;
+        Ok(Self { env, leads: leads.clone() })
     }
 
     /// Reads `dir/chat_template.jinja`, or else `chat_template` of `dir/tokenizer_config.json` (a text, or a list of
@@ -167,23 +155,14 @@ impl ChatTemplate {
         if !path.exists() {
             return Err(TemplateError::Missing(dir.to_owned()));
         }
-        let config: Json =
-            serde_json::from_str(&read(&path)?).map_err(|e| TemplateError::File {
-                path: path.clone(),
-                problem: e.to_string(),
-            })?;
+        let config: Json = serde_json::from_str(&read(&path)?)
+            .map_err(|e| TemplateError::File { path: path.clone(), problem: e.to_string() })?;
         let source = match &config["chat_template"] {
             Json::String(source) => Some(source.as_str()),
-            Json::Array(named) => named
-                .iter()
-                .find(|t| t["name"] == "default")
-                .and_then(|t| t["template"].as_str()),
+            Json::Array(named) => named.iter().find(|t| t["name"] == "default").and_then(|t| t["template"].as_str()),
             _ => None,
         };
-        Self::new(
-            source.ok_or_else(|| TemplateError::Missing(dir.to_owned()))?,
-            leads,
-        )
+        Self::new(source.ok_or_else(|| TemplateError::Missing(dir.to_owned()))?, leads)
     }
 
     /// Renders `conversation`. Time and memory are linear in its size.
@@ -192,54 +171,24 @@ impl ChatTemplate {
     /// What the template refuses, as a variant that names the message; JSON that cannot be handed to it.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<Prompt, TemplateError> {
         let Unmarked { plain, tagged } = Unmarked::of(&self.render_marked(conversation)?);
-        Ok(Prompt {
-            text: plain,
-            data: tagged,
-        })
+        Ok(Prompt { text: plain, data: tagged })
     }
 
     fn render_marked(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
         let mut variables: Vec<(String, Value)> = Vec::with_capacity(conversation.kwargs.len() + 3);
         for (name, value) in conversation.kwargs {
-            let value = self
-                .json(value, 0)
-                .ok_or_else(|| too_deep(format!("chat_template_kwargs.{name}")))?;
+            let value = self.json(value, 0).ok_or_else(|| too_deep(format!("chat_template_kwargs.{name}")))?;
             variables.push((name.clone(), value));
         }
-        let messages = conversation
-            .messages
-            .iter()
-            .enumerate()
-            .map(|(i, m)| self.message(i, m));
-        variables.push((
-            "messages".into(),
-            Value::from(messages.collect::<Result<Vec<_>, _>>()?),
-        ));
+        let messages = conversation.messages.iter().enumerate().map(|(i, m)| self.message(i, m));
+        variables.push(("messages".into(), Value::from(messages.collect::<Result<Vec<_>, _>>()?)));
         let tools = conversation.tools.iter().enumerate();
-        let tools = tools.map(|(i, t)| {
-            self.json(t, 0)
-                .ok_or_else(|| too_deep(format!("tools[{i}]")))
-        });
+        let tools = tools.map(|(i, t)| self.json(t, 0).ok_or_else(|| too_deep(format!("tools[{i}]"))));
         let tools = tools.collect::<Result<Vec<_>, _>>()?;
-        variables.push((
-            "tools".into(),
-            if tools.is_empty() {
-                Value::from(())
-            } else {
-                Value::from(tools)
-            },
-        ));
-        variables.push((
-            "add_generation_prompt".into(),
-            Value::from(conversation.add_generation_prompt),
-        ));
-        let template = self
-            .env
-            .get_template(NAME)
-            .map_err(|e| TemplateError::Failed(format!("{e:#}")))?;
-        template
-            .render(Value::from_iter(variables))
-            .map_err(|e| explain(&e, conversation.messages))
+        variables.push(("tools".into(), if tools.is_empty() { Value::from(()) } else { Value::from(tools) }));
+        variables.push(("add_generation_prompt".into(), Value::from(conversation.add_generation_prompt)));
+        let template = self.env.get_template(NAME).map_err(|e| TemplateError::Failed(format!("{e:#}")))?;
+        template.render(Value::from_iter(variables)).map_err(|e| explain(&e, conversation.messages))
     }
 
     fn text(&self, text: &str) -> Value {
@@ -253,16 +202,11 @@ impl ChatTemplate {
         }
         Some(match json {
             Json::String(text) => self.text(text),
-            Json::Array(items) => Value::from(
-                items
-                    .iter()
-                    .map(|v| self.json(v, depth + 1))
-                    .collect::<Option<Vec<_>>>()?,
-            ),
+            Json::Array(items) => {
+                Value::from(items.iter().map(|v| self.json(v, depth + 1)).collect::<Option<Vec<_>>>()?)
+            }
             Json::Object(map) => {
-                let pairs = map
-                    .iter()
-                    .map(|(k, v)| Some((self.text(k), self.json(v, depth + 1)?)));
+                let pairs = map.iter().map(|(k, v)| Some((self.text(k), self.json(v, depth + 1)?)));
                 Value::from_iter(pairs.collect::<Option<Vec<_>>>()?)
             }
             scalar => Value::from_serialize(scalar),
@@ -275,13 +219,12 @@ impl ChatTemplate {
             Some(Content::Text(text)) => self.text(text),
             Some(Content::Parts(parts)) => {
                 let parts = parts.iter().map(|part| match part {
-                    ContentPart::Text { text } => Ok(Value::from_iter([
-                        ("type", Value::from("text")),
-                        ("text", self.text(text)),
-                    ])),
-                    ContentPart::Other(json) => self
-                        .json(json, 0)
-                        .ok_or_else(|| too_deep(format!("messages[{index}].content"))),
+                    ContentPart::Text { text } => {
+                        Ok(Value::from_iter([("type", Value::from("text")), ("text", self.text(text))]))
+                    }
+                    ContentPart::Other(json) => {
+                        self.json(json, 0).ok_or_else(|| too_deep(format!("messages[{index}].content")))
+                    }
                 });
                 Value::from(parts.collect::<Result<Vec<_>, _>>()?)
             }
@@ -294,15 +237,9 @@ impl ChatTemplate {
             let mut calls = Vec::with_capacity(message.tool_calls.len());
             for (call, tool_call) in message.tool_calls.iter().enumerate() {
                 let arguments = self.arguments(&tool_call.function.arguments);
-                let arguments = arguments.map_err(|problem| TemplateError::Arguments {
-                    message: index,
-                    call,
-                    problem,
-                })?;
-                let function = [
-                    ("name", self.text(&tool_call.function.name)),
-                    ("arguments", arguments),
-                ];
+                let arguments =
+                    arguments.map_err(|problem| TemplateError::Arguments { message: index, call, problem })?;
+                let function = [("name", self.text(&tool_call.function.name)), ("arguments", arguments)];
                 calls.push(Value::from_iter([
                     ("type", Value::from("function")),
                     ("function", Value::from_iter(function)),
@@ -328,8 +265,7 @@ impl ChatTemplate {
         if !object.is_object() {
             return Err(format!("it is {}", json_type(object)));
         }
-        self.json(object, 0)
-            .ok_or_else(|| format!("it is nested deeper than {MAX_DEPTH} levels"))
+        self.json(object, 0).ok_or_else(|| format!("it is nested deeper than {MAX_DEPTH} levels"))
     }
 }
 
@@ -349,10 +285,7 @@ fn too_deep(field: String) -> TemplateError {
 }
 
 fn read(path: &Path) -> Result<String, TemplateError> {
-    std::fs::read_to_string(path).map_err(|e| TemplateError::File {
-        path: path.to_owned(),
-        problem: e.to_string(),
-    })
+    std::fs::read_to_string(path).map_err(|e| TemplateError::File { path: path.to_owned(), problem: e.to_string() })
 }
 
 /// Turns a render error into the variant that helps whoever sent the messages. A refusal is diagnosed from the
@@ -380,10 +313,7 @@ fn explain(error: &minijinja::Error, messages: &[Message]) -> TemplateError {
     }
     let known = |m: &Message| matches!(m.role.as_str(), "system" | "user" | "assistant" | "tool");
     if let Some(index) = messages.iter().position(|m| !known(m)) {
-        return TemplateError::UnknownRole {
-            index,
-            role: messages[index].role.clone(),
-        };
+        return TemplateError::UnknownRole { index, role: messages[index].role.clone() };
     }
     if let Some(index) = messages.iter().skip(1).position(|m| m.role == "system") {
         return TemplateError::LateSystemMessage { index: index + 1 };
@@ -391,9 +321,7 @@ fn explain(error: &minijinja::Error, messages: &[Message]) -> TemplateError {
     if !messages.iter().any(asks) {
         return TemplateError::NoUserMessage;
     }
-    TemplateError::Refused {
-        message: raised.0.clone(),
-    }
+    TemplateError::Refused { message: raised.0.clone() }
 }
 
 /// Whether a user asks something in `message`, rather than wrapping the result of a tool.
@@ -401,20 +329,13 @@ fn asks(message: &Message) -> bool {
     let text = match &message.content {
         Some(Content::Text(text)) => text.clone(),
         Some(Content::Parts(parts)) => {
-            let texts = parts.iter().map(|p| {
-                if let ContentPart::Text { text } = p {
-                    text.as_str()
-                } else {
-                    ""
-                }
-            });
+            let texts = parts.iter().map(|p| if let ContentPart::Text { text } = p { text.as_str() } else { "" });
             texts.collect()
         }
         None => String::new(),
     };
     let text = text.trim();
-    message.role == "user"
-        && !(text.starts_with("<tool_response>") && text.ends_with("</tool_response>"))
+    message.role == "user" && !(text.starts_with("<tool_response>") && text.ends_with("</tool_response>"))
 }
 
 fn plain_error(error: &minijinja::Error) -> String {

@@ -67,16 +67,8 @@ pub enum TokenizerError {
     Encode(String),
 }
 
-fn unsupported(
-    field: impl Into<String>,
-    found: impl Into<String>,
-    supported: &'static str,
-) -> TokenizerError {
-    TokenizerError::Unsupported {
-        field: field.into(),
-        found: found.into(),
-        supported,
-    }
+fn unsupported(field: impl Into<String>, found: impl Into<String>, supported: &'static str) -> TokenizerError {
+    TokenizerError::Unsupported { field: field.into(), found: found.into(), supported }
 }
 
 impl Tokenizer {
@@ -85,10 +77,7 @@ impl Tokenizer {
     /// # Errors
     /// An unreadable file, and those of [`Tokenizer::from_bytes`].
     pub fn from_file(path: &Path) -> Result<Self, TokenizerError> {
-        let bytes = std::fs::read(path).map_err(|source| TokenizerError::Io {
-            path: path.to_owned(),
-            source,
-        })?;
+        let bytes = std::fs::read(path).map_err(|source| TokenizerError::Io { path: path.to_owned(), source })?;
         Self::from_bytes(&bytes)
     }
 
@@ -97,8 +86,7 @@ impl Tokenizer {
     /// # Errors
     /// What does not parse, and every kind but byte-level BPE whose added tokens match literally.
     pub fn from_bytes(json: &[u8]) -> Result<Self, TokenizerError> {
-        let mut bpe = tokenizers::Tokenizer::from_bytes(json)
-            .map_err(|e| TokenizerError::Parse(e.to_string()))?;
+        let mut bpe = tokenizers::Tokenizer::from_bytes(json).map_err(|e| TokenizerError::Parse(e.to_string()))?;
         let controls = take_controls(&mut bpe)?;
         check_model(&bpe)?;
         let finder = AhoCorasick::builder()
@@ -107,13 +95,7 @@ impl Tokenizer {
             .map_err(|e| TokenizerError::Parse(e.to_string()))?;
         let leads = ControlLeads::of(controls.iter().map(|c| c.text.as_str()));
         let bytes = token_table(&bpe, &controls)?;
-        let tokenizer = Self {
-            bpe,
-            controls,
-            finder,
-            leads,
-            bytes,
-        };
+        let tokenizer = Self { bpe, controls, finder, leads, bytes };
         tokenizer.check_controls()?;
         Ok(tokenizer)
     }
@@ -121,17 +103,9 @@ impl Tokenizer {
     /// Refuses a vocabulary in which ordinary text can spell an added token.
     fn check_controls(&self) -> Result<(), TokenizerError> {
         for control in &self.controls {
-            if self
-                .encode_text(&control.text)?
-                .iter()
-                .any(|&id| self.is_control(id))
-            {
+            if self.encode_text(&control.text)?.iter().any(|&id| self.is_control(id)) {
                 let field = format!("added token {:?}", control.text);
-                return Err(unsupported(
-                    field,
-                    "also a result of model.merges",
-                    "added tokens outside the BPE",
-                ));
+                return Err(unsupported(field, "also a result of model.merges", "added tokens outside the BPE"));
             }
         }
         Ok(())
@@ -163,11 +137,7 @@ impl Tokenizer {
         self.encode(text, |_| false)
     }
 
-    fn encode(
-        &self,
-        text: &str,
-        is_data: impl Fn(usize) -> bool,
-    ) -> Result<Vec<u32>, TokenizerError> {
+    fn encode(&self, text: &str, is_data: impl Fn(usize) -> bool) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::new();
         let (mut done, mut from) = (0, 0);
         while let Some(found) = self.finder.find(Input::new(text).span(from..text.len())) {
@@ -185,10 +155,7 @@ impl Tokenizer {
 
     fn encode_stretch(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         if !text.is_empty() {
-            let encoding = self
-                .bpe
-                .encode_fast(text, false)
-                .map_err(|e| TokenizerError::Encode(e.to_string()))?;
+            let encoding = self.bpe.encode_fast(text, false).map_err(|e| TokenizerError::Encode(e.to_string()))?;
             ids.extend_from_slice(encoding.get_ids());
         }
         Ok(())
@@ -216,10 +183,7 @@ impl Tokenizer {
     }
 
     fn control(&self, id: u32) -> Option<&Control> {
-        self.controls
-            .binary_search_by_key(&id, |c| c.id)
-            .ok()
-            .map(|at| &self.controls[at])
+        self.controls.binary_search_by_key(&id, |c| c.id).ok().map(|at| &self.controls[at])
     }
 
     /// The id of an added token by its text (`"<|im_end|>"`), or of a vocabulary entry in BPE's alphabet (`"Ġfox"`).
@@ -240,11 +204,7 @@ impl Tokenizer {
 
     /// The text of `ids`, special tokens included.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let bytes: Vec<u8> = ids
-            .iter()
-            .flat_map(|&id| self.token_bytes(id).unwrap_or_default())
-            .copied()
-            .collect();
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id).unwrap_or_default()).copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }
@@ -261,17 +221,12 @@ fn take_controls(bpe: &mut tokenizers::Tokenizer) -> Result<Vec<Control>, Tokeni
                 "literal matching",
             ));
         }
-        controls.push(Control {
-            id,
-            text: token.content,
-            special: token.special,
-        });
+        controls.push(Control { id, text: token.content, special: token.special });
     }
     controls.sort_unstable_by_key(|c| c.id);
     bpe.with_added_vocabulary(AddedVocabulary::new());
     bpe.with_padding(None);
-    bpe.with_truncation(None)
-        .map_err(|e| TokenizerError::Parse(e.to_string()))?;
+    bpe.with_truncation(None).map_err(|e| TokenizerError::Parse(e.to_string()))?;
     Ok(controls)
 }
 
@@ -282,11 +237,7 @@ fn check_model(bpe: &tokenizers::Tokenizer) -> Result<(), TokenizerError> {
         return Err(unsupported("model.type", "not BPE", SUPPORTED));
     };
     if model.dropout.is_some() || model.byte_fallback {
-        return Err(unsupported(
-            "model",
-            "a BPE with dropout or byte_fallback",
-            SUPPORTED,
-        ));
+        return Err(unsupported("model", "a BPE with dropout or byte_fallback", SUPPORTED));
     }
     let is_byte_level = |p: &PreTokenizerWrapper| matches!(p, PreTokenizerWrapper::ByteLevel(b) if !b.add_prefix_space);
     let byte_level = match bpe.get_pre_tokenizer() {
@@ -295,28 +246,15 @@ fn check_model(bpe: &tokenizers::Tokenizer) -> Result<(), TokenizerError> {
         None => false,
     };
     if !byte_level {
-        return Err(unsupported(
-            "pre_tokenizer",
-            "without ByteLevel (add_prefix_space false)",
-            SUPPORTED,
-        ));
+        return Err(unsupported("pre_tokenizer", "without ByteLevel (add_prefix_space false)", SUPPORTED));
     }
-    if let Some(byte) =
-        (0..=255).find(|&b| bpe.token_to_id(&alphabet_char(b).to_string()).is_none())
-    {
-        return Err(unsupported(
-            "model.vocab",
-            format!("without a token for byte {byte}"),
-            SUPPORTED,
-        ));
+    if let Some(byte) = (0..=255).find(|&b| bpe.token_to_id(&alphabet_char(b).to_string()).is_none()) {
+        return Err(unsupported("model.vocab", format!("without a token for byte {byte}"), SUPPORTED));
     }
     Ok(())
 }
 
-fn token_table(
-    bpe: &tokenizers::Tokenizer,
-    controls: &[Control],
-) -> Result<ByteTokens, TokenizerError> {
+fn token_table(bpe: &tokenizers::Tokenizer, controls: &[Control]) -> Result<ByteTokens, TokenizerError> {
     let mut tokens = Vec::with_capacity(bpe.get_vocab_size(false) + controls.len());
     for (entry, id) in bpe.get_vocab(false) {
         let bytes = bytes_of(&entry);
@@ -329,11 +267,7 @@ fn token_table(
     tokens.dedup_by_key(|(id, _)| *id);
     tokens.reverse();
     if let Some((id, _)) = tokens.last().filter(|(id, _)| *id >= MAX_ID) {
-        return Err(unsupported(
-            "model.vocab",
-            format!("with id {id}"),
-            "ids below 4194304",
-        ));
+        return Err(unsupported("model.vocab", format!("with id {id}"), "ids below 4194304"));
     }
     Ok(ByteTokens::new(tokens))
 }

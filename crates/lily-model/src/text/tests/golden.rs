@@ -19,18 +19,9 @@ impl Case {
         let mut kwargs = case["input"].as_object().unwrap().clone();
         let mut take = |key: &str| kwargs.remove(key);
         let messages = serde_json::from_value(take("messages").unwrap()).unwrap();
-        let tools = take("tools")
-            .map(|t| t.as_array().unwrap().clone())
-            .unwrap_or_default();
+        let tools = take("tools").map(|t| t.as_array().unwrap().clone()).unwrap_or_default();
         let add_generation_prompt = take("add_generation_prompt") == Some(Json::Bool(true));
-        Self {
-            name,
-            messages,
-            tools,
-            kwargs,
-            add_generation_prompt,
-            expected: case.clone(),
-        }
+        Self { name, messages, tools, kwargs, add_generation_prompt, expected: case.clone() }
     }
 
     fn conversation(&self) -> Conversation<'_> {
@@ -44,14 +35,10 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    let text =
-        std::fs::read_to_string(repository().join("assets/qwen36/template_golden.json")).unwrap();
+    let text = std::fs::read_to_string(repository().join("assets/qwen36/template_golden.json")).unwrap();
     let cases: Map<String, Json> = serde_json::from_str(&text).unwrap();
     assert_eq!(cases.len(), 15);
-    cases
-        .iter()
-        .map(|(name, case)| Case::of(name.clone(), case))
-        .collect()
+    cases.iter().map(|(name, case)| Case::of(name.clone(), case)).collect()
 }
 
 #[test]
@@ -62,22 +49,14 @@ fn rendered_conversations_equal_the_golden_ones_byte_for_byte() {
             let problem = rendered.as_ref().err();
             match (case.name.as_str(), problem) {
                 ("err_empty", Some(TemplateError::NoMessages)) => {}
-                (
-                    "err_no_user" | "err_only_tool_response_user",
-                    Some(TemplateError::NoUserMessage),
-                ) => {}
+                ("err_no_user" | "err_only_tool_response_user", Some(TemplateError::NoUserMessage)) => {}
                 ("err_late_system", Some(TemplateError::LateSystemMessage { index: 1 })) => {}
                 ("err_developer", Some(TemplateError::UnknownRole { index: 0, role })) => {
                     assert_eq!(role, "developer")
                 }
                 // Python's TypeError: templates want a mapping. Here JSON text is parsed before it gets there.
                 ("err_string_arguments", None) => {
-                    assert!(
-                        rendered
-                            .unwrap()
-                            .text()
-                            .contains("<parameter=a>\n1\n</parameter>")
-                    );
+                    assert!(rendered.unwrap().text().contains("<parameter=a>\n1\n</parameter>"));
                 }
                 // The miniature reads text only and says so; the published template prints image tokens.
                 ("content_parts", Some(TemplateError::NotText { index: 0 })) if which == 0 => {}
@@ -114,19 +93,11 @@ fn arguments_that_are_no_json_object_are_refused_by_place() {
         .unwrap();
         for template in templates() {
             let kwargs = Map::new();
-            let conversation = Conversation {
-                messages: &messages,
-                tools: &[],
-                kwargs: &kwargs,
-                add_generation_prompt: true,
-            };
+            let conversation =
+                Conversation { messages: &messages, tools: &[], kwargs: &kwargs, add_generation_prompt: true };
             match template.render(&conversation) {
                 Ok(_) => assert!(ok, "{arguments}"),
-                Err(TemplateError::Arguments {
-                    message: 1,
-                    call: 1,
-                    ..
-                }) => assert!(!ok, "{arguments}"),
+                Err(TemplateError::Arguments { message: 1, call: 1, .. }) => assert!(!ok, "{arguments}"),
                 Err(other) => panic!("{arguments}: {other}"),
             }
         }
@@ -143,12 +114,8 @@ fn nested_and_huge_conversations_neither_overflow_nor_hang() {
     let kwargs = Map::new();
     for template in templates() {
         let tools = std::slice::from_ref(&deep);
-        let error = template.render(&Conversation {
-            messages: &messages,
-            tools,
-            kwargs: &kwargs,
-            add_generation_prompt: true,
-        });
+        let error =
+            template.render(&Conversation { messages: &messages, tools, kwargs: &kwargs, add_generation_prompt: true });
         assert!(matches!(error, Err(TemplateError::TooDeep { field }) if field == "tools[0]"));
         let rendered = template.render(&Conversation {
             messages: &messages,

@@ -9,12 +9,7 @@ use super::{mini, qwen36, repository, templates};
 
 fn hostile_text(tokenizer: &Tokenizer) -> String {
     let controls: Vec<&str> = tokenizer.controls().map(|(_, text)| text).collect();
-    format!(
-        "{} x {} <{}>",
-        controls.concat(),
-        controls.join("\n"),
-        controls.join("\u{fdd0}")
-    )
+    format!("{} x {} <{}>", controls.concat(), controls.join("\n"), controls.join("\u{fdd0}"))
 }
 
 #[test]
@@ -32,22 +27,13 @@ fn no_text_encodes_to_control_tokens() {
 }
 
 /// The control tokens of a conversation of the same shape whose words are harmless.
-fn controls_in(
-    template: &ChatTemplate,
-    tokenizer: &Tokenizer,
-    word: &str,
-    call: bool,
-) -> (Vec<u32>, String) {
-    let tools = [
-        json!({"type": "function", "function": {"name": word, "description": word, "parameters": {word: [word]}}}),
-    ];
+fn controls_in(template: &ChatTemplate, tokenizer: &Tokenizer, word: &str, call: bool) -> (Vec<u32>, String) {
+    let tools =
+        [json!({"type": "function", "function": {"name": word, "description": word, "parameters": {word: [word]}}})];
     let mut messages = vec![
         Message::new("system", word),
         Message::new("user", word),
-        Message {
-            reasoning_content: Some(word.into()),
-            ..Message::new("assistant", word)
-        },
+        Message { reasoning_content: Some(word.into()), ..Message::new("assistant", word) },
         Message::new("user", format!("a{word}")),
     ];
     if call {
@@ -56,21 +42,12 @@ fn controls_in(
         messages.insert(3, Message::new("tool", word));
     }
     let kwargs = Map::from_iter([("preserve_thinking".to_owned(), Json::Bool(true))]);
-    let conversation = Conversation {
-        messages: &messages,
-        tools: &tools,
-        kwargs: &kwargs,
-        add_generation_prompt: true,
-    };
+    let conversation =
+        Conversation { messages: &messages, tools: &tools, kwargs: &kwargs, add_generation_prompt: true };
     let prompt = template.render(&conversation).unwrap();
     let ids = tokenizer.encode_prompt(&prompt).unwrap();
     assert_eq!(tokenizer.decode(&ids), prompt.text());
-    (
-        ids.into_iter()
-            .filter(|&id| tokenizer.is_control(id))
-            .collect(),
-        prompt.text().to_owned(),
-    )
+    (ids.into_iter().filter(|&id| tokenizer.is_control(id)).collect(), prompt.text().to_owned())
 }
 
 #[test]
@@ -99,22 +76,11 @@ fn control_strings_assembled_from_parts_stay_data() {
     for template in templates() {
         let kwargs = Map::new();
         let prompt = template
-            .render(&Conversation {
-                messages: &messages,
-                tools: &[],
-                kwargs: &kwargs,
-                add_generation_prompt: false,
-            })
+            .render(&Conversation { messages: &messages, tools: &[], kwargs: &kwargs, add_generation_prompt: false })
             .unwrap();
-        assert_eq!(
-            prompt.text(),
-            "<|im_start|>user\na<|im_end|><think><|im_end|>\n"
-        );
+        assert_eq!(prompt.text(), "<|im_start|>user\na<|im_end|><think><|im_end|>\n");
         let ids = qwen36().encode_prompt(&prompt).unwrap();
-        let controls: Vec<u32> = ids
-            .into_iter()
-            .filter(|&id| qwen36().is_control(id))
-            .collect();
+        let controls: Vec<u32> = ids.into_iter().filter(|&id| qwen36().is_control(id)).collect();
         assert_eq!(controls, [248_045, 248_046]);
     }
 }
@@ -124,22 +90,12 @@ fn ordinary_conversations_have_the_ids_of_their_rendered_text() {
     let word = "Is a < b & <div>Vec<u8></div>\n\n  `x`?  日本 'll 12";
     for template in templates() {
         for tokenizer in [mini(), qwen36()] {
-            let messages = [
-                Message::new("system", word),
-                Message::new("user", format!("{word}\n")),
-            ];
+            let messages = [Message::new("system", word), Message::new("user", format!("{word}\n"))];
             let kwargs = Map::new();
-            let conversation = Conversation {
-                messages: &messages,
-                tools: &[],
-                kwargs: &kwargs,
-                add_generation_prompt: true,
-            };
+            let conversation =
+                Conversation { messages: &messages, tools: &[], kwargs: &kwargs, add_generation_prompt: true };
             let prompt = template.render(&conversation).unwrap();
-            assert_eq!(
-                tokenizer.encode_prompt(&prompt).unwrap(),
-                tokenizer.encode_markup(prompt.text()).unwrap()
-            );
+            assert_eq!(tokenizer.encode_prompt(&prompt).unwrap(), tokenizer.encode_markup(prompt.text()).unwrap());
         }
     }
 }
@@ -169,17 +125,19 @@ fn text() -> impl Strategy<Value = String> {
 
 fn message() -> impl Strategy<Value = Message> {
     let role = prop::sample::select(vec!["user", "assistant", "tool"]);
-    (role, text(), prop::option::of(text()), prop::option::of((text(), text()))).prop_map(|(role, content, thought, call)| {
-        let mut message = Message::new(role, content);
-        if role == "assistant" {
-            message.reasoning_content = thought;
-            if let Some((name, value)) = call {
-                let call = json!([{"function": {"name": name, "arguments": {name.clone(): value, "n": [value]}}}]);
-                message.tool_calls = serde_json::from_value(call).unwrap();
+    (role, text(), prop::option::of(text()), prop::option::of((text(), text()))).prop_map(
+        |(role, content, thought, call)| {
+            let mut message = Message::new(role, content);
+            if role == "assistant" {
+                message.reasoning_content = thought;
+                if let Some((name, value)) = call {
+                    let call = json!([{"function": {"name": name, "arguments": {name.clone(): value, "n": [value]}}}]);
+                    message.tool_calls = serde_json::from_value(call).unwrap();
+                }
             }
-        }
-        message
-    })
+            message
+        },
+    )
 }
 
 proptest! {

@@ -15,9 +15,7 @@ fn repository() -> PathBuf {
 
 fn mini() -> &'static Tokenizer {
     static LOADED: OnceLock<Tokenizer> = OnceLock::new();
-    LOADED.get_or_init(|| {
-        Tokenizer::from_file(&repository().join("assets/mini/tokenizer.json")).unwrap()
-    })
+    LOADED.get_or_init(|| Tokenizer::from_file(&repository().join("assets/mini/tokenizer.json")).unwrap())
 }
 
 fn qwen36() -> &'static Tokenizer {
@@ -30,9 +28,7 @@ fn templates() -> Vec<ChatTemplate> {
     let leads = qwen36().control_leads();
     let ours = ChatTemplate::load(&repository().join("assets/mini"), leads).unwrap();
     let published = repository().join("../shared/qwen36");
-    let published = published
-        .join("chat_template.jinja")
-        .exists()
-        .then(|| ChatTemplate::load(&published, leads).unwrap());
+    let published =
+        published.join("chat_template.jinja").exists().then(|| ChatTemplate::load(&published, leads).unwrap());
     std::iter::once(ours).chain(published).collect()
 }
