@@ -7,4 +7,5 @@ pub mod checkpoint;
 pub mod config;
 pub mod device;
 pub mod graph;
+mod json;
 pub mod text;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 
 use super::{ConfigError, LayerType, ModelConfig, Quantization, QuantizationConfig};
+use crate::json;
 
 /// Largest value accepted for any size field: far above the family, far below overflow of a product of three.
 const SIZE_LIMIT: u64 = 1 << 20;
@@ -13,7 +14,12 @@ impl ModelConfig {
     /// Parses `config.json` (MLX layout: geometry in `text_config`, `quantization` at the top) and checks that the
     /// geometry is one Lily supports.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        let value: Value = serde_json::from_str(text).map_err(|e| ConfigError::NotJson(e.to_string()))?;
+        let value = json::parse(text.as_bytes()).map_err(ConfigError::NotJson)?;
+        Self::from_value(&value)
+    }
+
+    /// As [`ModelConfig::from_json`], from JSON already parsed.
+    pub(crate) fn from_value(value: &Value) -> Result<Self, ConfigError> {
         let top = value.as_object().ok_or_else(|| ConfigError::NotJson("the top level is not an object".into()))?;
         expect_text(top, "model_type", "", &["qwen3_5_moe", "qwen3_5_moe_text"])?;
         let (text, prefix) = match top.get("text_config") {
@@ -203,11 +209,5 @@ fn expect_text(map: &Map<String, Value>, name: &str, prefix: &str, accepted: &[&
 }
 
 pub(super) fn unsupported(field: &str, value: &Value, accepted: &str) -> ConfigError {
-    let mut value = value.to_string();
-    if value.len() > 120 {
-        let cut = (0..=117).rev().find(|&i| value.is_char_boundary(i)).unwrap_or(0);
-        value.truncate(cut);
-        value.push_str("...");
-    }
-    ConfigError::Unsupported { field: field.into(), value, accepted: accepted.into() }
+    ConfigError::Unsupported { field: field.into(), value: json::shortened(value), accepted: accepted.into() }
 }
