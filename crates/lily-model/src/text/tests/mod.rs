@@ -3,6 +3,7 @@
 mod golden;
 mod injection;
 mod parity;
+mod tool_calls;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
