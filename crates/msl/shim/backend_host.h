@@ -21,7 +21,7 @@ void* msl_rt_threadgroup(unsigned offset, unsigned size, const char* name);
 // msl_rt_deposit, does the work, and lets the others go with msl_rt_release.
 bool msl_rt_gather(unsigned simdgroups, const void* deposit, const char* file, unsigned line);
 const void* msl_rt_deposit(unsigned thread);
-unsigned msl_rt_scope_threads();
+float* msl_rt_scratch();
 void msl_rt_release();
 }
 

@@ -176,8 +176,8 @@ namespace fast { MSL_MATH_NAMES }
 #define FLT_MIN 1.175494351e-38f
 #define FLT_EPSILON 1.192092896e-7f
 #define HALF_MAX half(65504.0f)
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
+#define INFINITY metal::as_type<float>(0x7f800000u)
+#define NAN metal::as_type<float>(0x7fc00000u)
 #define INT_MAX 2147483647
 #define INT_MIN (-2147483647 - 1)
 #define UINT_MAX 4294967295u

@@ -13,7 +13,7 @@
 #error "the emulator's context switch is written for x86-64"
 #endif
 
-constexpr u32 MAX_THREADS = 1024, STACK = 128 * 1024, GUARD = 4096, ARENA = 64 * 1024;
+constexpr u32 MAX_THREADS = 1024, STACK = 128 * 1024, GUARD = 4096, ARENA = 64 * 1024, SCRATCH = 1 << 20;
 
 struct ThreadInfo {
     u32 grid[3], group[3], local[3], size[3], index;
@@ -46,6 +46,7 @@ struct Worker {
     u8* area;
     u64 area_size;
     u8* stacks;
+    u8* scratch;
     u8* arena;
     u64* arena_wrote;
     u64* arena_read;
@@ -58,7 +59,7 @@ struct Worker {
     u32 group_index;
     u32 epoch_device, epoch_threadgroup;
     u32 collective;  // 0: one thread's accesses; 1: a simdgroup's; 2: a threadgroup's
-    u32 scope_first, scope_threads;
+    u32 scope_first;
     u32 variable_count;
     Variable variables[64];
     void* history;  // release/acquire records of the check (checker.cpp part)
@@ -301,13 +302,12 @@ bool msl_rt_gather(unsigned simdgroups, const void* deposit, const char* file, u
     bool last = whole ? arrive_all(w, GATHER, file, line) : arrive_simd(w, GATHER, file, line);
     if (last) {
         w->scope_first = whole ? 0 : w->now->info.index / 32 * 32;
-        w->scope_threads = whole ? w->threads : w->groups[w->now->info.index / 32].lanes;
         w->collective = whole ? 2 : 1;
     }
     return last;
 }
 const void* msl_rt_deposit(unsigned thread) { return current->fibers[current->scope_first + thread].deposit; }
-unsigned msl_rt_scope_threads() { return current->scope_threads; }
+float* msl_rt_scratch() { return reinterpret_cast<float*>(current->scratch); }
 void msl_rt_release() {
     Worker* w = current;
     if (w->collective == 2) {
@@ -394,13 +394,14 @@ extern "C" {
 
 __attribute__((visibility("default"))) void* msl_worker_new() {
     u64 head = (sizeof(Worker) + 4095) / 4096 * 4096;
-    u64 size = head + u64(MAX_THREADS) * STACK;
+    u64 size = head + SCRATCH + u64(MAX_THREADS) * STACK;
     void* area = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (area == MAP_FAILED) return nullptr;
     Worker* w = static_cast<Worker*>(area);
     w->area = static_cast<u8*>(area);
     w->area_size = size;
-    w->stacks = w->area + head;
+    w->scratch = w->area + head;
+    w->stacks = w->scratch + SCRATCH;
     for (u32 i = 0; i < MAX_THREADS; i++) mprotect(w->stacks + u64(i) * STACK, GUARD, PROT_NONE);
     w->arena = static_cast<u8*>(aligned_alloc(4096, ARENA));
     memset(w->arena, 0xff, ARENA);

@@ -4,8 +4,10 @@
 
 #ifdef MSL_CUDA
 #define MSL_FN __device__ __forceinline__
+#define MSL_COPY ::memcpy
 #else
 #define MSL_FN inline
+#define MSL_COPY __builtin_memcpy
 #endif
 
 #define device
@@ -62,7 +64,7 @@ template <class T> constexpr bool is_floating_point_v = is_same_v<T, float>;
 template <class To, class From> MSL_FN To as_type(From value) {
     static_assert(sizeof(To) == sizeof(From), "as_type needs types of one size");
     To out;
-    __builtin_memcpy(&out, &value, sizeof(To));
+    MSL_COPY(&out, &value, sizeof(To));
     return out;
 }
 

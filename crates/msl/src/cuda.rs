@@ -1,6 +1,6 @@
 //! Translation of Metal source to CUDA C++ for NVRTC.
 //!
-//! The result needs no CUDA headers: compile it with `-default-device -std=c++17 --gpu-architecture=sm_80` or later. A
+//! The result needs no CUDA headers: compile it with `-default-device -std=c++20 --gpu-architecture=sm_80` or later. A
 //! simdgroup is a warp; threadgroup memory is `__shared__`.
 
 use crate::reflect::{KernelReflection, reflect};
@@ -26,7 +26,7 @@ pub struct CudaSource {
 }
 
 /// Options NVRTC needs for a translated source, besides the architecture.
-pub const NVRTC_OPTIONS: [&str; 2] = ["-default-device", "-std=c++17"];
+pub const NVRTC_OPTIONS: [&str; 2] = ["-default-device", "-std=c++20"];
 
 /// Translates a source.
 ///
@@ -34,41 +34,22 @@ pub const NVRTC_OPTIONS: [&str; 2] = ["-default-device", "-std=c++17"];
 /// The source does not follow the subset, or two kernels get one entry name.
 pub fn translate(source: &Source) -> Result<CudaSource, Error> {
     let unit = reflect(source)?;
-    let names: Vec<String> = unit
-        .reflections
-        .iter()
-        .map(|kernel| symbol(&kernel.name))
-        .collect();
+    let names: Vec<String> = unit.reflections.iter().map(|kernel| symbol(&kernel.name)).collect();
     for (index, name) in names.iter().enumerate() {
         if names[..index].contains(name) {
             let (file, line) = unit.reflections[index].at;
             let message = format!("entry name {name} is used twice");
-            return Err(Error::Syntax {
-                file: source.name(file).to_string(),
-                line,
-                message,
-            });
+            return Err(Error::Syntax { file: source.name(file).to_string(), line, message });
         }
     }
-    let text = format!(
-        "{}{}{}",
-        shim(Target::Cuda),
-        body(&unit, Target::Cuda),
-        cuda_entries(&unit, &names)
-    );
-    let entries = names
-        .into_iter()
-        .zip(unit.reflections)
-        .map(|(symbol, kernel)| CudaEntry { symbol, kernel })
-        .collect();
+    let text = format!("{}{}{}", shim(Target::Cuda), body(&unit, Target::Cuda), cuda_entries(&unit, &names));
+    let entries =
+        names.into_iter().zip(unit.reflections).map(|(symbol, kernel)| CudaEntry { symbol, kernel }).collect();
     Ok(CudaSource { text, entries })
 }
 
 fn symbol(name: &str) -> String {
-    let mut text: String = name
-        .chars()
-        .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
-        .collect();
+    let mut text: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
     if text.starts_with(|c: char| c.is_ascii_digit()) {
         text.insert(0, '_');
     }

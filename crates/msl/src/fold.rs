@@ -6,11 +6,7 @@ use crate::lex::{Kind, Token};
 
 /// Value of the whole token list, or `None` when it is not an integer constant expression the caller's names can close.
 pub fn fold(tokens: &[Token], name: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
-    let mut parser = Parser {
-        tokens,
-        at: 0,
-        name,
-    };
+    let mut parser = Parser { tokens, at: 0, name };
     let value = parser.ternary()?;
     (parser.at == tokens.len()).then_some(value)
 }
@@ -24,9 +20,7 @@ pub fn integer(text: &str) -> Option<i64> {
         [b'0', _, ..] => (&digits[1..], 8),
         _ => (digits, 10),
     };
-    u64::from_str_radix(digits, radix)
-        .ok()
-        .map(|value| value as i64)
+    u64::from_str_radix(digits, radix).ok().map(|value| value as i64)
 }
 
 struct Parser<'a> {
@@ -110,10 +104,8 @@ impl Parser<'_> {
             (Kind::Punct, "~") => Some(!self.unary()?),
             (Kind::Punct, "(") => {
                 // A cast to an integer type in front of an operand changes nothing for the sizes this is used on.
-                if matches!(
-                    self.peek(),
-                    "int" | "uint" | "ushort" | "short" | "size_t" | "ulong" | "long"
-                ) && self.tokens.get(self.at + 1).is_some_and(|t| t.is(")"))
+                if matches!(self.peek(), "int" | "uint" | "ushort" | "short" | "size_t" | "ulong" | "long")
+                    && self.tokens.get(self.at + 1).is_some_and(|t| t.is(")"))
                 {
                     self.at += 2;
                     return self.unary();
@@ -125,9 +117,7 @@ impl Parser<'_> {
             (Kind::Number, text) => integer(text),
             (Kind::Ident, "true") => Some(1),
             (Kind::Ident, "false") => Some(0),
-            (Kind::Ident, "int" | "uint" | "ushort" | "short" | "size_t" | "ulong" | "long")
-                if self.peek() == "(" =>
-            {
+            (Kind::Ident, "int" | "uint" | "ushort" | "short" | "size_t" | "ulong" | "long") if self.peek() == "(" => {
                 self.unary()
             }
             (Kind::Ident, "sizeof") => {
@@ -152,16 +142,8 @@ pub fn type_size(name: &str) -> Option<usize> {
     let name = name.strip_prefix("atomic_").unwrap_or(name);
     let base = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let (base, lanes) = match name {
-        "int8_t" | "uint8_t" | "int16_t" | "uint16_t" | "int32_t" | "uint32_t" | "int64_t"
-        | "uint64_t" => (name, 1),
-        _ => (
-            base,
-            name[base.len()..]
-                .parse::<usize>()
-                .ok()
-                .filter(|n| (2..=4).contains(n))
-                .unwrap_or(1),
-        ),
+        "int8_t" | "uint8_t" | "int16_t" | "uint16_t" | "int32_t" | "uint32_t" | "int64_t" | "uint64_t" => (name, 1),
+        _ => (base, name[base.len()..].parse::<usize>().ok().filter(|n| (2..=4).contains(n)).unwrap_or(1)),
     };
     if lanes == 1 && base.len() != name.len() {
         return None;

@@ -49,8 +49,8 @@ impl Token {
 }
 
 const PUNCTUATORS: [&str; 24] = [
-    "<<=", ">>=", "...", "->*", "::", "<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "+=", "-=",
-    "*=", "/=", "%=", "&=", "|=", "^=", "++", "--", "->",
+    "<<=", ">>=", "...", "->*", "::", "<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "+=", "-=", "*=", "/=", "%=",
+    "&=", "|=", "^=", "++", "--", "->",
 ];
 
 /// Splits one part into tokens; line continuations are joined, comments dropped.
@@ -61,11 +61,7 @@ pub fn lex(text: &str, file: u32, name: &str) -> Result<Vec<Token>, Error> {
     let bytes = text.as_bytes();
     let mut tokens = Vec::new();
     let (mut at, mut line, mut space, mut first) = (0usize, 1u32, false, true);
-    let error = |line: u32, message: String| Error::Syntax {
-        file: name.to_string(),
-        line,
-        message,
-    };
+    let error = |line: u32, message: String| Error::Syntax { file: name.to_string(), line, message };
     while at < bytes.len() {
         let c = bytes[at];
         if c == b'\n' {
@@ -114,18 +110,12 @@ pub fn lex(text: &str, file: u32, name: &str) -> Result<Vec<Token>, Error> {
                 at += 1;
             }
             Kind::Ident
-        } else if c.is_ascii_digit()
-            || (c == b'.' && bytes.get(at + 1).is_some_and(u8::is_ascii_digit))
-        {
+        } else if c.is_ascii_digit() || (c == b'.' && bytes.get(at + 1).is_some_and(u8::is_ascii_digit)) {
             let hex = bytes[at..].starts_with(b"0x") || bytes[at..].starts_with(b"0X");
             while at < bytes.len() {
                 let b = bytes[at];
                 let sign = (b == b'+' || b == b'-')
-                    && if hex {
-                        matches!(bytes[at - 1], b'p' | b'P')
-                    } else {
-                        matches!(bytes[at - 1], b'e' | b'E')
-                    };
+                    && if hex { matches!(bytes[at - 1], b'p' | b'P') } else { matches!(bytes[at - 1], b'e' | b'E') };
                 if b.is_ascii_alphanumeric() || b == b'_' || b == b'.' || sign {
                     at += 1;
                 } else {
@@ -148,10 +138,7 @@ pub fn lex(text: &str, file: u32, name: &str) -> Result<Vec<Token>, Error> {
             Kind::Literal
         } else if !c.is_ascii() {
             return Err(error(line, "only ASCII is allowed outside comments".into()));
-        } else if let Some(p) = PUNCTUATORS
-            .iter()
-            .find(|p| bytes[at..].starts_with(p.as_bytes()))
-        {
+        } else if let Some(p) = PUNCTUATORS.iter().find(|p| bytes[at..].starts_with(p.as_bytes())) {
             at += p.len();
             Kind::Punct
         } else if bytes[at..].starts_with(b"##") {
@@ -161,15 +148,7 @@ pub fn lex(text: &str, file: u32, name: &str) -> Result<Vec<Token>, Error> {
             at += 1;
             Kind::Punct
         };
-        tokens.push(Token {
-            kind,
-            text: text[start..at].into(),
-            file,
-            line,
-            space,
-            first,
-            hidden: None,
-        });
+        tokens.push(Token { kind, text: text[start..at].into(), file, line, space, first, hidden: None });
         space = false;
         first = false;
     }

@@ -31,33 +31,17 @@ struct Preprocessor<'a> {
 /// # Errors
 /// Malformed directives, `#error`, unknown includes, unbalanced conditionals, macro calls with wrong argument counts.
 pub fn preprocess(source: &Source) -> Result<Vec<Token>, Error> {
-    let mut this = Preprocessor {
-        source,
-        macros: BTreeMap::new(),
-        out: Vec::new(),
-        conditions: Vec::new(),
-    };
+    let mut this = Preprocessor { source, macros: BTreeMap::new(), out: Vec::new(), conditions: Vec::new() };
     let version = source.metal_version.to_string();
     for (name, value) in [("__METAL__", "1"), ("__METAL_VERSION__", version.as_str())] {
         let body = lex(value, 0, "<predefined>")?;
-        this.macros.insert(
-            name.into(),
-            Macro {
-                params: None,
-                variadic: false,
-                body,
-            },
-        );
+        this.macros.insert(name.into(), Macro { params: None, variadic: false, body });
     }
     for (index, part) in source.parts.iter().enumerate() {
         this.part(lex(&part.text, index as u32, &part.name)?)?;
         if !this.conditions.is_empty() {
             let line = part.text.lines().count() as u32;
-            return Err(Error::Syntax {
-                file: part.name.clone(),
-                line,
-                message: "#if without #endif".into(),
-            });
+            return Err(Error::Syntax { file: part.name.clone(), line, message: "#if without #endif".into() });
         }
     }
     Ok(this.out)
@@ -65,11 +49,7 @@ pub fn preprocess(source: &Source) -> Result<Vec<Token>, Error> {
 
 impl Preprocessor<'_> {
     fn error(&self, at: &Token, message: impl Into<String>) -> Error {
-        Error::Syntax {
-            file: self.source.name(at.file).to_string(),
-            line: at.line,
-            message: message.into(),
-        }
+        Error::Syntax { file: self.source.name(at.file).to_string(), line: at.line, message: message.into() }
     }
 
     fn part(&mut self, tokens: Vec<Token>) -> Result<(), Error> {
@@ -112,24 +92,16 @@ impl Preprocessor<'_> {
                 self.conditions.push((taken, taken));
             }
             "elif" => {
-                let (_, done) = self
-                    .conditions
-                    .pop()
-                    .ok_or_else(|| self.error(hash, "#elif without #if"))?;
+                let (_, done) = self.conditions.pop().ok_or_else(|| self.error(hash, "#elif without #if"))?;
                 let taken = !done && self.active() && self.condition("if", hash, rest)?;
                 self.conditions.push((taken, done || taken));
             }
             "else" => {
-                let (_, done) = self
-                    .conditions
-                    .pop()
-                    .ok_or_else(|| self.error(hash, "#else without #if"))?;
+                let (_, done) = self.conditions.pop().ok_or_else(|| self.error(hash, "#else without #if"))?;
                 self.conditions.push((!done, true));
             }
             "endif" => {
-                self.conditions
-                    .pop()
-                    .ok_or_else(|| self.error(hash, "#endif without #if"))?;
+                self.conditions.pop().ok_or_else(|| self.error(hash, "#endif without #if"))?;
             }
             _ if !self.active() => {}
             "define" => self.define(hash, rest)?,
@@ -142,11 +114,8 @@ impl Preprocessor<'_> {
                 if let Some(file) = rest.first().filter(|t| t.kind == Kind::Literal) {
                     let wanted = file.text.trim_matches('"');
                     let before = &self.source.parts[..hash.file as usize];
-                    if !before.iter().any(|part| {
-                        part.name == wanted || part.name.ends_with(&format!("/{wanted}"))
-                    }) {
-                        let message =
-                            format!("\"{wanted}\" is not among the parts put in front of this one");
+                    if !before.iter().any(|part| part.name == wanted || part.name.ends_with(&format!("/{wanted}"))) {
+                        let message = format!("\"{wanted}\" is not among the parts put in front of this one");
                         return Err(self.error(hash, message));
                     }
                 }
@@ -164,23 +133,17 @@ impl Preprocessor<'_> {
 
     fn condition(&mut self, kind: &str, hash: &Token, rest: &[Token]) -> Result<bool, Error> {
         if kind != "if" {
-            let name = rest
-                .first()
-                .ok_or_else(|| self.error(hash, format!("#{kind} needs a name")))?;
+            let name = rest.first().ok_or_else(|| self.error(hash, format!("#{kind} needs a name")))?;
             return Ok(self.macros.contains_key(&name.text) == (kind == "ifdef"));
         }
         // `defined X` is answered before expansion, everything else after it.
         let mut tokens = Vec::new();
         let mut at = 0;
         while at < rest.len() {
-            if rest[at].is("defined")
-                || rest[at].is("__has_include")
-                || rest[at].is("__has_feature")
-            {
+            if rest[at].is("defined") || rest[at].is("__has_include") || rest[at].is("__has_feature") {
                 let parenthesised = rest.get(at + 1).is_some_and(|t| t.is("("));
                 let name = rest.get(at + 1 + usize::from(parenthesised));
-                let known = rest[at].is("defined")
-                    && name.is_some_and(|t| self.macros.contains_key(&t.text));
+                let known = rest[at].is("defined") && name.is_some_and(|t| self.macros.contains_key(&t.text));
                 let mut token = rest[at].clone();
                 token.kind = Kind::Number;
                 token.text = if known { "1".into() } else { "0".into() };
@@ -201,16 +164,11 @@ impl Preprocessor<'_> {
     }
 
     fn define(&mut self, hash: &Token, rest: &[Token]) -> Result<(), Error> {
-        let (name, mut body) = rest
-            .split_first()
-            .ok_or_else(|| self.error(hash, "#define needs a name"))?;
+        let (name, mut body) = rest.split_first().ok_or_else(|| self.error(hash, "#define needs a name"))?;
         let mut variadic = false;
         let mut params = None;
         if body.first().is_some_and(|t| t.is("(") && !t.space) {
-            let close = body
-                .iter()
-                .position(|t| t.is(")"))
-                .ok_or_else(|| self.error(hash, "missing )"))?;
+            let close = body.iter().position(|t| t.is(")")).ok_or_else(|| self.error(hash, "missing )"))?;
             let mut names = Vec::new();
             for token in body[1..close].iter().filter(|t| !t.is(",")) {
                 if token.is("...") {
@@ -223,14 +181,7 @@ impl Preprocessor<'_> {
             params = Some(names);
             body = &body[close + 1..];
         }
-        self.macros.insert(
-            name.text.clone(),
-            Macro {
-                params,
-                variadic,
-                body: body.to_vec(),
-            },
-        );
+        self.macros.insert(name.text.clone(), Macro { params, variadic, body: body.to_vec() });
         Ok(())
     }
 
@@ -250,25 +201,15 @@ impl Preprocessor<'_> {
                 continue;
             }
             if token.is("__LINE__") {
-                out.push(Token {
-                    kind: Kind::Number,
-                    text: token.line.to_string().into(),
-                    ..token
-                });
+                out.push(Token { kind: Kind::Number, text: token.line.to_string().into(), ..token });
                 continue;
             }
-            let hidden = token
-                .hidden
-                .as_ref()
-                .is_some_and(|set| set.contains(&token.text));
+            let hidden = token.hidden.as_ref().is_some_and(|set| set.contains(&token.text));
             let Some(found) = self.macros.get(&token.text).filter(|_| !hidden) else {
                 out.push(token);
                 continue;
             };
-            let mut names: Vec<Rc<str>> = token
-                .hidden
-                .as_ref()
-                .map_or_else(Vec::new, |set| set.to_vec());
+            let mut names: Vec<Rc<str>> = token.hidden.as_ref().map_or_else(Vec::new, |set| set.to_vec());
             names.push(token.text.clone());
             let hide = Rc::new(names);
             let arguments = match &found.params {
@@ -289,10 +230,7 @@ impl Preprocessor<'_> {
                 if index == 0 {
                     new.space = token.space;
                 }
-                let mut merged = new
-                    .hidden
-                    .as_ref()
-                    .map_or_else(Vec::new, |set| set.to_vec());
+                let mut merged = new.hidden.as_ref().map_or_else(Vec::new, |set| set.to_vec());
                 merged.extend(hide.iter().cloned());
                 new.hidden = Some(Rc::new(merged));
             }
@@ -314,17 +252,12 @@ impl Preprocessor<'_> {
         let mut arguments = vec![Vec::new()];
         let mut depth = 0;
         loop {
-            let token = input
-                .pop_front()
-                .ok_or_else(|| self.error(call, "macro call does not end"))?;
+            let token = input.pop_front().ok_or_else(|| self.error(call, "macro call does not end"))?;
             match &*token.text {
                 "(" | "[" | "{" if token.kind == Kind::Punct => depth += 1,
                 ")" | "]" | "}" if token.kind == Kind::Punct && depth > 0 => depth -= 1,
                 ")" if token.kind == Kind::Punct => break,
-                "," if depth == 0
-                    && token.kind == Kind::Punct
-                    && !(variadic && arguments.len() >= count) =>
-                {
+                "," if depth == 0 && token.kind == Kind::Punct && !(variadic && arguments.len() >= count) => {
                     arguments.push(Vec::new());
                     continue;
                 }
@@ -341,27 +274,16 @@ impl Preprocessor<'_> {
             arguments.push(Vec::new());
         }
         if arguments.len() != count {
-            let message = format!(
-                "macro {} takes {count} arguments, {} given",
-                call.text,
-                arguments.len()
-            );
+            let message = format!("macro {} takes {count} arguments, {} given", call.text, arguments.len());
             return Err(self.error(call, message));
         }
         Ok(arguments)
     }
 
-    fn substitute(
-        &self,
-        call: &Token,
-        found: &Macro,
-        arguments: &[Vec<Token>],
-    ) -> Result<Vec<Token>, Error> {
+    fn substitute(&self, call: &Token, found: &Macro, arguments: &[Vec<Token>]) -> Result<Vec<Token>, Error> {
         let index = |token: &Token| {
             let params = found.params.as_ref()?;
-            (token.kind == Kind::Ident)
-                .then(|| params.iter().position(|p| *p == token.text))
-                .flatten()
+            (token.kind == Kind::Ident).then(|| params.iter().position(|p| *p == token.text)).flatten()
         };
         let body = &found.body;
         let mut out: Vec<Token> = Vec::new();
@@ -386,16 +308,9 @@ impl Preprocessor<'_> {
                 out.extend(right);
                 at += 2;
             } else if token.is("#") && found.params.is_some() && at + 1 < body.len() {
-                let i = index(&body[at + 1])
-                    .ok_or_else(|| self.error(call, "# needs a macro parameter"))?;
-                let text = crate::lex::join(&arguments[i])
-                    .replace('\\', "\\\\")
-                    .replace('"', "\\\"");
-                out.push(Token {
-                    kind: Kind::Literal,
-                    text: format!("\"{text}\"").into(),
-                    ..token.clone()
-                });
+                let i = index(&body[at + 1]).ok_or_else(|| self.error(call, "# needs a macro parameter"))?;
+                let text = crate::lex::join(&arguments[i]).replace('\\', "\\\\").replace('"', "\\\"");
+                out.push(Token { kind: Kind::Literal, text: format!("\"{text}\"").into(), ..token.clone() });
                 at += 2;
             } else {
                 match index(token) {
@@ -417,10 +332,5 @@ impl Preprocessor<'_> {
 }
 
 fn pragma(at: &Token, text: &str) -> Token {
-    Token {
-        kind: Kind::Pragma,
-        text: text.into(),
-        first: true,
-        ..at.clone()
-    }
+    Token { kind: Kind::Pragma, text: text.into(), first: true, ..at.clone() }
 }

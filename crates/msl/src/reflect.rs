@@ -103,9 +103,7 @@ impl KernelReflection {
 
     /// Bytes of threadgroup memory: the sum over variables, each aligned to 16; `None` where one is unknown.
     pub fn threadgroup_bytes(&self) -> Option<usize> {
-        self.threadgroup
-            .iter()
-            .try_fold(0, |sum, var| Some(sum + var.bytes?.next_multiple_of(16)))
+        self.threadgroup.iter().try_fold(0, |sum, var| Some(sum + var.bytes?.next_multiple_of(16)))
     }
 }
 
@@ -197,29 +195,13 @@ pub fn reflect(source: &Source) -> Result<Unit, Error> {
     };
     let constants = constants(&unit.tokens);
     scan(&mut unit, &constants)?;
-    for kernel in unit
-        .kernels
-        .iter()
-        .filter(|kernel| kernel.template.is_none())
-    {
-        unit.reflections.push(reflection(
-            &unit.tokens,
-            kernel,
-            &kernel.name,
-            &kernel.name,
-            &constants,
-        ));
+    for kernel in unit.kernels.iter().filter(|kernel| kernel.template.is_none()) {
+        unit.reflections.push(reflection(&unit.tokens, kernel, &kernel.name, &kernel.name, &constants));
     }
     for instance in &unit.instantiations {
-        let kernel = unit
-            .kernels
-            .iter()
-            .find(|k| k.name == instance.base && k.template.is_some());
+        let kernel = unit.kernels.iter().find(|k| k.name == instance.base && k.template.is_some());
         let kernel = kernel.ok_or_else(|| {
-            unit.error(
-                instance.start,
-                format!("{} is not a kernel template declared before", instance.base),
-            )
+            unit.error(instance.start, format!("{} is not a kernel template declared before", instance.base))
         })?;
         let mut known = constants.clone();
         for (name, value) in kernel.template.iter().flatten().zip(&instance.args) {
@@ -229,26 +211,13 @@ pub fn reflect(source: &Source) -> Result<Unit, Error> {
                 known.insert(format!("sizeof {name}"), size as i64);
             }
         }
-        unit.reflections.push(reflection(
-            &unit.tokens,
-            kernel,
-            &instance.name,
-            &instance.function,
-            &known,
-        ));
+        unit.reflections.push(reflection(&unit.tokens, kernel, &instance.name, &instance.function, &known));
     }
     for (index, kernel) in unit.reflections.iter().enumerate() {
-        if unit.reflections[..index]
-            .iter()
-            .any(|other| other.name == kernel.name)
-        {
+        if unit.reflections[..index].iter().any(|other| other.name == kernel.name) {
             let (file, line) = kernel.at;
             let message = format!("kernel name {} is used twice", kernel.name);
-            return Err(Error::Syntax {
-                file: source.name(file).to_string(),
-                line,
-                message,
-            });
+            return Err(Error::Syntax { file: source.name(file).to_string(), line, message });
         }
     }
     Ok(unit)
@@ -259,11 +228,7 @@ impl Unit {
         let token = self.tokens.get(at).or(self.tokens.last());
         let (file, line) = token.map_or((0, 0), |t| (t.file, t.line));
         let file = self.names.get(file as usize).cloned().unwrap_or_default();
-        Error::Syntax {
-            file,
-            line,
-            message: message.into(),
-        }
+        Error::Syntax { file, line, message: message.into() }
     }
 }
 
@@ -274,14 +239,8 @@ fn constants(tokens: &[Token]) -> BTreeMap<String, i64> {
         if !token.is("=") || at < 2 || tokens[at - 1].kind != Kind::Ident {
             continue;
         }
-        let head = tokens[..at]
-            .iter()
-            .rposition(|t| t.is(";") || t.is("}") || t.is("{"))
-            .map_or(0, |p| p + 1);
-        if !tokens[head..at]
-            .iter()
-            .any(|t| t.is("constexpr") || t.is("constant"))
-        {
+        let head = tokens[..at].iter().rposition(|t| t.is(";") || t.is("}") || t.is("{")).map_or(0, |p| p + 1);
+        if !tokens[head..at].iter().any(|t| t.is("constexpr") || t.is("constant")) {
             continue;
         }
         let Some(end) = tokens[at..].iter().position(|t| t.is(";")) else {
@@ -305,52 +264,30 @@ fn scan(unit: &mut Unit, constants: &BTreeMap<String, i64>) -> Result<(), Error>
             max_threads = Vec::new();
         }
         if token.is("template") && unit.tokens.get(at + 1).is_some_and(|t| t.is("<")) {
-            let end = skip_angles(&unit.tokens, at + 1)
-                .ok_or_else(|| unit.error(at, "template < does not close"))?;
+            let end = skip_angles(&unit.tokens, at + 1).ok_or_else(|| unit.error(at, "template < does not close"))?;
             template = Some(template_names(&unit.tokens[at + 2..end - 1]));
             at = end;
-        } else if token.is("template")
-            && unit
-                .tokens
-                .get(at + 1)
-                .is_some_and(|t| t.is("[") || t.is("kernel"))
-        {
+        } else if token.is("template") && unit.tokens.get(at + 1).is_some_and(|t| t.is("[") || t.is("kernel")) {
             let instance = instantiation(unit, at)?;
             at = instance.end;
             unit.instantiations.push(instance);
         } else if let Some((end, attributes)) = attributes(&unit.tokens, at) {
-            if let Some(found) = attributes
-                .iter()
-                .find(|a| a.name == "max_total_threads_per_threadgroup")
-            {
+            if let Some(found) = attributes.iter().find(|a| a.name == "max_total_threads_per_threadgroup") {
                 max_threads = found.args.clone();
             }
             if attributes.iter().any(|a| a.name == "kernel") {
-                let kernel = kernel(
-                    unit,
-                    (at, end),
-                    template.take(),
-                    &mut max_threads,
-                    constants,
-                )?;
+                let kernel = kernel(unit, (at, end), template.take(), &mut max_threads, constants)?;
                 at = kernel.0;
                 unit.kernels.push(kernel.1);
             } else {
                 at = end;
             }
         } else if token.is("kernel") {
-            let kernel = kernel(
-                unit,
-                (at, at + 1),
-                template.take(),
-                &mut max_threads,
-                constants,
-            )?;
+            let kernel = kernel(unit, (at, at + 1), template.take(), &mut max_threads, constants)?;
             at = kernel.0;
             unit.kernels.push(kernel.1);
         } else if token.is("{") && !namespace_body(&unit.tokens, at) {
-            at = skip_balanced(&unit.tokens, at)
-                .ok_or_else(|| unit.error(at, "{ does not close"))?;
+            at = skip_balanced(&unit.tokens, at).ok_or_else(|| unit.error(at, "{ does not close"))?;
             template = None;
         } else {
             at += 1;
@@ -360,10 +297,7 @@ fn scan(unit: &mut Unit, constants: &BTreeMap<String, i64>) -> Result<(), Error>
 }
 
 fn namespace_body(tokens: &[Token], open: usize) -> bool {
-    let head = tokens[..open]
-        .iter()
-        .rposition(|t| t.is(";") || t.is("}") || t.is("{"))
-        .map_or(0, |p| p + 1);
+    let head = tokens[..open].iter().rposition(|t| t.is(";") || t.is("}") || t.is("{")).map_or(0, |p| p + 1);
     tokens[head..open].iter().any(|t| t.is("namespace"))
 }
 
@@ -380,15 +314,8 @@ pub(crate) fn attributes(tokens: &[Token], at: usize) -> Option<(usize, Vec<Attr
             rest = &rest[2..];
         }
         let Some(name) = rest.first() else { continue };
-        let args = if rest.len() > 2 {
-            rest[2..rest.len() - 1].to_vec()
-        } else {
-            Vec::new()
-        };
-        items.push(Attribute {
-            name: name.text.to_string(),
-            args,
-        });
+        let args = if rest.len() > 2 { rest[2..rest.len() - 1].to_vec() } else { Vec::new() };
+        items.push(Attribute { name: name.text.to_string(), args });
     }
     Some((end, items))
 }
@@ -425,67 +352,36 @@ fn template_names(tokens: &[Token]) -> Vec<String> {
         .into_iter()
         .map(|param| {
             let head = param.iter().position(|t| t.is("=")).unwrap_or(param.len());
-            param[..head]
-                .last()
-                .map_or_else(String::new, |t| t.text.to_string())
+            param[..head].last().map_or_else(String::new, |t| t.text.to_string())
         })
         .collect()
 }
 
 fn instantiation(unit: &Unit, start: usize) -> Result<Instantiation, Error> {
     let tokens = &unit.tokens;
-    let end = tokens[start..]
-        .iter()
-        .position(|t| t.is(";"))
-        .map(|p| start + p + 1);
+    let end = tokens[start..].iter().position(|t| t.is(";")).map(|p| start + p + 1);
     let end = end.ok_or_else(|| unit.error(start, "instantiation does not end"))?;
     let mut at = start + 1;
     let mut name = None;
     while let Some((next, items)) = attributes(tokens, at) {
         for item in items.iter().filter(|item| item.name == "host_name") {
-            name = item
-                .args
-                .first()
-                .map(|t| t.text.trim_matches('"').to_string());
+            name = item.args.first().map(|t| t.text.trim_matches('"').to_string());
         }
         at = next;
     }
-    let name = name.ok_or_else(|| {
-        unit.error(
-            start,
-            "template instantiation without [[host_name(\"...\")]]",
-        )
-    })?;
+    let name = name.ok_or_else(|| unit.error(start, "template instantiation without [[host_name(\"...\")]]"))?;
     while tokens[at].is("kernel") || tokens[at].is("void") {
         at += 1;
     }
     if tokens[at].is("decltype") {
-        at = skip_balanced(tokens, at + 1)
-            .ok_or_else(|| unit.error(at, "decltype( does not close"))?;
+        at = skip_balanced(tokens, at + 1).ok_or_else(|| unit.error(at, "decltype( does not close"))?;
     }
     let base = tokens[at].text.to_string();
-    let (args, past) = match tokens
-        .get(at + 1)
-        .filter(|t| t.is("<"))
-        .and_then(|_| skip_angles(tokens, at + 1))
-    {
-        Some(past) => (
-            split(&tokens[at + 2..past - 1], ",")
-                .into_iter()
-                .map(<[Token]>::to_vec)
-                .collect(),
-            past,
-        ),
+    let (args, past) = match tokens.get(at + 1).filter(|t| t.is("<")).and_then(|_| skip_angles(tokens, at + 1)) {
+        Some(past) => (split(&tokens[at + 2..past - 1], ",").into_iter().map(<[Token]>::to_vec).collect(), past),
         None => (Vec::new(), at + 1),
     };
-    Ok(Instantiation {
-        start,
-        end,
-        name,
-        function: join(&tokens[at..past]),
-        base,
-        args,
-    })
+    Ok(Instantiation { start, end, name, function: join(&tokens[at..past]), base, args })
 }
 
 /// Reads the kernel whose keyword is `keyword`; returns the position past its body.
@@ -499,10 +395,7 @@ fn kernel(
     let tokens = &unit.tokens;
     let mut at = keyword.1;
     while let Some((end, items)) = attributes(tokens, at) {
-        if let Some(found) = items
-            .iter()
-            .find(|a| a.name == "max_total_threads_per_threadgroup")
-        {
+        if let Some(found) = items.iter().find(|a| a.name == "max_total_threads_per_threadgroup") {
             *max_threads = found.args.clone();
         }
         at = end;
@@ -511,9 +404,7 @@ fn kernel(
         return Err(unit.error(at, "a kernel returns void"));
     }
     let name_at = at + 1;
-    let name = tokens
-        .get(name_at)
-        .map_or_else(String::new, |t| t.text.to_string());
+    let name = tokens.get(name_at).map_or_else(String::new, |t| t.text.to_string());
     let open = name_at + 1;
     if !tokens.get(open).is_some_and(|t| t.is("(")) {
         return Err(unit.error(name_at, "kernel name must be followed by its parameters"));
@@ -533,97 +424,51 @@ fn kernel(
     let end = skip_balanced(tokens, body).ok_or_else(|| unit.error(body, "{ does not close"))?;
     let threadgroup = threadgroup_decls(unit, body, end)?;
     let max_threads = std::mem::take(max_threads);
-    Ok((
-        end,
-        KernelDecl {
-            keyword,
-            name,
-            name_at,
-            template,
-            params,
-            threadgroup,
-            max_threads,
-        },
-    ))
+    Ok((end, KernelDecl { keyword, name, name_at, template, params, threadgroup, max_threads }))
 }
 
-fn parameter(
-    unit: &Unit,
-    tokens: &[Token],
-    constants: &BTreeMap<String, i64>,
-) -> Result<Param, Error> {
+fn parameter(unit: &Unit, tokens: &[Token], constants: &BTreeMap<String, i64>) -> Result<Param, Error> {
     let first = tokens.first();
     let error = |message: String| {
         let (file, line) = first.map_or((0, 0), |t| (t.file, t.line));
-        Error::Syntax {
-            file: unit.names.get(file as usize).cloned().unwrap_or_default(),
-            line,
-            message,
-        }
+        Error::Syntax { file: unit.names.get(file as usize).cloned().unwrap_or_default(), line, message }
     };
     let cut = (0..tokens.len()).find(|&at| attributes(tokens, at).is_some());
     let plain = &tokens[..cut.unwrap_or(tokens.len())];
-    let name = plain
-        .last()
-        .map_or_else(String::new, |t| t.text.to_string());
-    let items = cut
-        .and_then(|at| attributes(tokens, at))
-        .map_or_else(Vec::new, |(_, items)| items);
-    if let Some(item) = items
-        .iter()
-        .find(|item| BUILTINS.contains(&item.name.as_str()))
-    {
-        return Ok(Param::Builtin {
-            attribute: item.name.clone(),
-            name,
-        });
+    let name = plain.last().map_or_else(String::new, |t| t.text.to_string());
+    let items = cut.and_then(|at| attributes(tokens, at)).map_or_else(Vec::new, |(_, items)| items);
+    if let Some(item) = items.iter().find(|item| BUILTINS.contains(&item.name.as_str())) {
+        return Ok(Param::Builtin { attribute: item.name.clone(), name });
     }
     let Some(item) = items.iter().find(|item| item.name == "buffer") else {
         return Err(match items.first() {
-            Some(item) if item.name == "threadgroup" => error(format!(
-                "{name}: declare threadgroup memory at kernel scope, not as a parameter"
-            )),
-            Some(item) => error(format!(
-                "{name}: [[{}]] is not supported on a kernel parameter",
-                item.name
-            )),
-            None => error(format!(
-                "{name}: kernel parameter without [[buffer(n)]] or a position attribute"
-            )),
+            Some(item) if item.name == "threadgroup" => {
+                error(format!("{name}: declare threadgroup memory at kernel scope, not as a parameter"))
+            }
+            Some(item) => error(format!("{name}: [[{}]] is not supported on a kernel parameter", item.name)),
+            None => error(format!("{name}: kernel parameter without [[buffer(n)]] or a position attribute")),
         });
     };
     let index = fold(&item.args, &|name| constants.get(name).copied())
         .and_then(|value| u32::try_from(value).ok())
         .filter(|index| *index < 31)
-        .ok_or_else(|| {
-            error(format!(
-                "{name}: buffer index must be a constant from 0 to 30"
-            ))
-        })?;
+        .ok_or_else(|| error(format!("{name}: buffer index must be a constant from 0 to 30")))?;
     let space = match plain.iter().find(|t| t.is("device") || t.is("constant")) {
         Some(token) if token.is("device") => Space::Device,
         Some(_) => Space::Constant,
         None => return Err(error(format!("{name}: a buffer is `device` or `constant`"))),
     };
     let mark = plain.iter().position(|t| t.is("*") || t.is("&"));
-    let mark =
-        mark.ok_or_else(|| error(format!("{name}: a buffer is a pointer or a reference")))?;
+    let mark = mark.ok_or_else(|| error(format!("{name}: a buffer is a pointer or a reference")))?;
     let constant = space == Space::Constant || plain[..mark].iter().any(|t| t.is("const"));
-    let ty: Vec<Token> = plain[..mark]
-        .iter()
-        .filter(|t| !matches!(&*t.text, "const" | "device" | "constant"))
-        .cloned()
-        .collect();
+    let ty: Vec<Token> =
+        plain[..mark].iter().filter(|t| !matches!(&*t.text, "const" | "device" | "constant")).cloned().collect();
     Ok(Param::Buffer(BufferParam {
         index,
         name,
         ty: join(&ty),
         space,
-        access: if constant {
-            Access::Read
-        } else {
-            Access::ReadWrite
-        },
+        access: if constant { Access::Read } else { Access::ReadWrite },
         reference: plain[mark].is("&"),
     }))
 }
@@ -636,15 +481,10 @@ fn threadgroup_decls(unit: &Unit, open: usize, end: usize) -> Result<Vec<Threadg
         match &*tokens[at].text {
             "{" => depth += 1,
             "}" => depth -= 1,
-            "threadgroup"
-                if tokens[at - 1].is("{") || tokens[at - 1].is("}") || tokens[at - 1].is(";") =>
-            {
+            "threadgroup" if tokens[at - 1].is("{") || tokens[at - 1].is("}") || tokens[at - 1].is(";") => {
                 if let Some(decl) = threadgroup_decl(unit, at)? {
                     if depth > 1 {
-                        return Err(unit.error(
-                            at,
-                            "threadgroup memory is declared at kernel scope, not in a block",
-                        ));
+                        return Err(unit.error(at, "threadgroup memory is declared at kernel scope, not in a block"));
                     }
                     found.push(decl);
                 }
@@ -690,19 +530,11 @@ fn threadgroup_decl(unit: &Unit, start: usize) -> Result<Option<ThreadgroupDecl>
             "," => at += 1,
             ";" => break,
             _ => {
-                return Err(unit.error(
-                    at,
-                    "threadgroup variables take no initialiser: write once, then barrier",
-                ));
+                return Err(unit.error(at, "threadgroup variables take no initialiser: write once, then barrier"));
             }
         }
     }
-    Ok(Some(ThreadgroupDecl {
-        start,
-        end: at + 1,
-        ty,
-        declarators,
-    }))
+    Ok(Some(ThreadgroupDecl { start, end: at + 1, ty, declarators }))
 }
 
 fn reflection(
@@ -717,9 +549,7 @@ fn reflection(
     for decl in &kernel.threadgroup {
         let ty = &tokens[decl.ty.0..decl.ty.1];
         let element = ty.last().and_then(|t| {
-            let named = known
-                .get(&format!("sizeof {}", t.text))
-                .map(|size| *size as usize);
+            let named = known.get(&format!("sizeof {}", t.text)).map(|size| *size as usize);
             named.or_else(|| type_size(&t.text))
         });
         for (at, (from, to)) in &decl.declarators {
@@ -729,15 +559,11 @@ fn reflection(
                 let Some(close) = skip_balanced(tokens, open) else {
                     break;
                 };
-                let length = fold(&tokens[open + 1..close - 1], &lookup)
-                    .and_then(|n| usize::try_from(n).ok());
+                let length = fold(&tokens[open + 1..close - 1], &lookup).and_then(|n| usize::try_from(n).ok());
                 bytes = bytes.zip(length).map(|(a, b)| a * b);
                 open = close;
             }
-            threadgroup.push(ThreadgroupVar {
-                name: tokens[*at].text.to_string(),
-                bytes,
-            });
+            threadgroup.push(ThreadgroupVar { name: tokens[*at].text.to_string(), bytes });
         }
     }
     KernelReflection {

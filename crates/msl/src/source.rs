@@ -22,29 +22,17 @@ pub struct Source {
 impl Source {
     /// A source of one piece, for MSL 4.0.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Source {
-            parts: vec![Part {
-                name: name.into(),
-                text: text.into(),
-            }],
-            metal_version: 400,
-        }
+        Source { parts: vec![Part { name: name.into(), text: text.into() }], metal_version: 400 }
     }
 
     /// An empty source for MSL 4.0, to be filled with [`Source::with`].
     pub fn empty() -> Self {
-        Source {
-            parts: Vec::new(),
-            metal_version: 400,
-        }
+        Source { parts: Vec::new(), metal_version: 400 }
     }
 
     /// Appends a piece.
     pub fn with(mut self, name: impl Into<String>, text: impl Into<String>) -> Self {
-        self.parts.push(Part {
-            name: name.into(),
-            text: text.into(),
-        });
+        self.parts.push(Part { name: name.into(), text: text.into() });
         self
     }
 
@@ -61,8 +49,6 @@ impl Source {
 
     /// Name of part `file`.
     pub(crate) fn name(&self, file: u32) -> &str {
-        self.parts
-            .get(file as usize)
-            .map_or("<none>", |part| &part.name)
+        self.parts.get(file as usize).map_or("<none>", |part| &part.name)
     }
 }

@@ -22,18 +22,19 @@ const TYPES: &str = include_str!("../shim/types.h");
 const MATH: &str = include_str!("../shim/math.h");
 const BINDERS: &str = include_str!("../shim/binders.h");
 const SIMD: &str = include_str!("../shim/simd.h");
-const MATRIX: &str = include_str!("../shim/matrix.h");
 const TENSOR: &str = include_str!("../shim/tensor.h");
 const BACKEND_HOST: &str = include_str!("../shim/backend_host.h");
 const BACKEND_CUDA: &str = include_str!("../shim/backend_cuda.h");
 const MATRIX_HOST: &str = include_str!("../shim/matrix_host.h");
 const MATRIX_CUDA: &str = include_str!("../shim/matrix_cuda.h");
+const LAYOUT_HOST: &str = include_str!("../shim/layout_host.h");
+const LAYOUT_CUDA: &str = include_str!("../shim/layout_cuda.h");
 const TENSOR_HOST: &str = include_str!("../shim/tensor_host.h");
 const TENSOR_CUDA: &str = include_str!("../shim/tensor_cuda.h");
 
 /// The shim headers in front of a translation.
 pub(crate) fn shim(target: Target) -> String {
-    let parts: [(&str, &str); 8] = match target {
+    let parts: [(&str, &str); 9] = match target {
         Target::Host => [
             ("types.h", TYPES),
             ("math.h", MATH),
@@ -41,6 +42,7 @@ pub(crate) fn shim(target: Target) -> String {
             ("binders.h", BINDERS),
             ("simd.h", SIMD),
             ("matrix_host.h", MATRIX_HOST),
+            ("layout_host.h", LAYOUT_HOST),
             ("tensor.h", TENSOR),
             ("tensor_host.h", TENSOR_HOST),
         ],
@@ -51,6 +53,7 @@ pub(crate) fn shim(target: Target) -> String {
             ("binders.h", BINDERS),
             ("simd.h", SIMD),
             ("matrix_cuda.h", MATRIX_CUDA),
+            ("layout_cuda.h", LAYOUT_CUDA),
             ("tensor.h", TENSOR),
             ("tensor_cuda.h", TENSOR_CUDA),
         ],
@@ -62,21 +65,13 @@ pub(crate) fn shim(target: Target) -> String {
     for (name, part) in parts {
         let _ = writeln!(text, "#line 1 \"msl/{name}\"");
         text.push_str(part);
-        if name.starts_with("matrix_") {
-            let _ = writeln!(text, "#line 1 \"msl/matrix.h\"");
-            text.push_str(MATRIX);
-        }
     }
     text
 }
 
 /// The user's code inside the `metal::kernels` namespace, without shim and entry points.
 pub(crate) fn body(unit: &Unit, target: Target) -> String {
-    let mut out = Writer {
-        unit,
-        text: String::new(),
-        at: (u32::MAX, 0),
-    };
+    let mut out = Writer { unit, text: String::new(), at: (u32::MAX, 0) };
     out.text.push_str("namespace metal { namespace kernels {\n");
     let tokens = &unit.tokens;
     let mut at = 0;
@@ -94,11 +89,7 @@ pub(crate) fn body(unit: &Unit, target: Target) -> String {
             at = end;
             continue;
         }
-        let decl = unit
-            .kernels
-            .iter()
-            .flat_map(|k| &k.threadgroup)
-            .find(|d| d.start == at);
+        let decl = unit.kernels.iter().flat_map(|k| &k.threadgroup).find(|d| d.start == at);
         if let Some(decl) = decl {
             threadgroup(&mut out, unit, decl, target);
             at = decl.end;
@@ -109,9 +100,8 @@ pub(crate) fn body(unit: &Unit, target: Target) -> String {
             Kind::Pragma => out.pragma(token, target),
             Kind::Number => out.word(token, &literal(&token.text)),
             Kind::Ident if swizzle(tokens, at) => {
-                let assigned = tokens
-                    .get(at + 1)
-                    .is_some_and(|t| ["=", "+=", "-=", "*=", "/="].iter().any(|o| t.is(o)));
+                let assigned =
+                    tokens.get(at + 1).is_some_and(|t| ["=", "+=", "-=", "*=", "/="].iter().any(|o| t.is(o)));
                 let prefix = if assigned { "msl_to_" } else { "" };
                 out.word(token, &format!("{prefix}{}()", token.text));
             }
@@ -139,9 +129,7 @@ impl Writer<'_> {
                 self.text.push('\n');
             }
         } else {
-            let name = self.unit.names[token.file as usize]
-                .replace('\\', "\\\\")
-                .replace('"', "\\\"");
+            let name = self.unit.names[token.file as usize].replace('\\', "\\\\").replace('"', "\\\"");
             let _ = write!(self.text, "\n#line {} \"{name}\"\n", token.line);
         }
         self.at = (token.file, token.line);
@@ -159,16 +147,11 @@ impl Writer<'_> {
     /// Unroll requests reach NVRTC; the host compilers judge for themselves.
     fn pragma(&mut self, token: &Token, target: Target) {
         let text = token.text.trim();
-        let count = text
-            .strip_prefix("unroll")
-            .or_else(|| text.strip_prefix("clang loop unroll"));
+        let count = text.strip_prefix("unroll").or_else(|| text.strip_prefix("clang loop unroll"));
         let Some(count) = count.filter(|_| target == Target::Cuda) else {
             return;
         };
-        let count = count
-            .trim()
-            .trim_start_matches("_count")
-            .trim_matches(['(', ')']);
+        let count = count.trim().trim_start_matches("_count").trim_matches(['(', ')']);
         let line = match count {
             "" | "full" | "enable" => "#pragma unroll".to_string(),
             "disable" => "#pragma unroll 1".to_string(),
@@ -220,17 +203,9 @@ fn literal(text: &str) -> String {
     text.to_string()
 }
 
-fn threadgroup(
-    out: &mut Writer,
-    unit: &Unit,
-    decl: &crate::reflect::ThreadgroupDecl,
-    target: Target,
-) {
+fn threadgroup(out: &mut Writer, unit: &Unit, decl: &crate::reflect::ThreadgroupDecl, target: Target) {
     let tokens = &unit.tokens;
-    let kernel = unit
-        .kernels
-        .iter()
-        .find(|k| k.threadgroup.iter().any(|d| d.start == decl.start));
+    let kernel = unit.kernels.iter().find(|k| k.threadgroup.iter().any(|d| d.start == decl.start));
     let mut ty = decl.ty.0;
     if tokens[ty].is("alignas") {
         ty = crate::lex::skip_balanced(tokens, ty + 1).unwrap_or(ty);
@@ -249,15 +224,10 @@ fn threadgroup(
             }
             Target::Host => {
                 // The offset of a variable follows from the one declared before it.
-                let all = kernel
-                    .iter()
-                    .flat_map(|k| &k.threadgroup)
-                    .flat_map(|d| &d.declarators);
+                let all = kernel.iter().flat_map(|k| &k.threadgroup).flat_map(|d| &d.declarators);
                 let before = all.map(|(at, _)| *at).take_while(|at| at != name_at).last();
                 let (end, sum) = match before.map(|at| &tokens[at].text) {
-                    Some(previous) => {
-                        (format!("msl_end_{previous}"), format!("msl_sum_{previous}"))
-                    }
+                    Some(previous) => (format!("msl_end_{previous}"), format!("msl_sum_{previous}")),
                     None => ("0".to_string(), "0".to_string()),
                 };
                 let _ = write!(
@@ -318,14 +288,8 @@ pub(crate) fn host_entries(unit: &Unit) -> String {
 pub(crate) fn cuda_entries(unit: &Unit, names: &[String]) -> String {
     let mut text = String::from("#line 1 \"msl/entries\"\n");
     for (index, kernel) in unit.reflections.iter().enumerate() {
-        let params: Vec<String> = kernel
-            .buffers()
-            .iter()
-            .map(|b| format!("void* msl_b{}", b.index))
-            .collect();
-        let bounds = kernel
-            .max_threads
-            .map_or_else(|| "1024".to_string(), |n| n.to_string());
+        let params: Vec<String> = kernel.buffers().iter().map(|b| format!("void* msl_b{}", b.index)).collect();
+        let bounds = kernel.max_threads.map_or_else(|| "1024".to_string(), |n| n.to_string());
         let _ = writeln!(
             text,
             "extern \"C\" __global__ void __launch_bounds__({bounds}) {}({}) {{\n\

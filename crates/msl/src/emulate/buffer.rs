@@ -78,25 +78,14 @@ impl EmulatedBuffer {
         let layout = Layout::from_size_align(size, PAGE).unwrap_or_else(|_| Layout::new::<u128>());
         // SAFETY: the layout has a non-zero size.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
-        let Some(memory) = NonNull::new(memory) else {
-            std::alloc::handle_alloc_error(layout)
-        };
+        let Some(memory) = NonNull::new(memory) else { std::alloc::handle_alloc_error(layout) };
         // SAFETY: MARGIN lies within the allocation.
         let base = unsafe { memory.add(MARGIN) };
         Self::build(base, len, Some((memory, layout)), contents)
     }
 
-    fn build(
-        base: NonNull<u8>,
-        len: usize,
-        owned: Option<(NonNull<u8>, Layout)>,
-        contents: Contents,
-    ) -> Self {
-        let pages = if contents == Contents::ReadOnly {
-            0
-        } else {
-            len.div_ceil(PAGE)
-        };
+    fn build(base: NonNull<u8>, len: usize, owned: Option<(NonNull<u8>, Layout)>, contents: Contents) -> Self {
+        let pages = if contents == Contents::ReadOnly { 0 } else { len.div_ceil(PAGE) };
         let table = vec![std::ptr::null_mut::<ShadowPage>(); pages].into_boxed_slice();
         let shadow = Box::new(abi::Shadow {
             base: base.as_ptr() as u64,
@@ -105,13 +94,7 @@ impl EmulatedBuffer {
             initialized: u32::from(contents != Contents::Undefined),
             readonly: u32::from(contents == Contents::ReadOnly),
         });
-        EmulatedBuffer {
-            base,
-            len,
-            owned,
-            shadow: NonNull::from(Box::leak(shadow)),
-            pages,
-        }
+        EmulatedBuffer { base, len, owned, shadow: NonNull::from(Box::leak(shadow)), pages }
     }
 
     /// Length in bytes.
@@ -140,25 +123,11 @@ impl EmulatedBuffer {
     /// # Panics
     /// When the range does not lie in the buffer or the buffer is read-only: a mistake of the program, not of its input.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(
-            offset + bytes.len() <= self.len,
-            "write of {} bytes at {offset} of {}",
-            bytes.len(),
-            self.len
-        );
+        assert!(offset + bytes.len() <= self.len, "write of {} bytes at {offset} of {}", bytes.len(), self.len);
         // SAFETY: the shadow lives as long as self.
-        assert!(
-            unsafe { self.shadow.as_ref().readonly } == 0,
-            "write to a read-only buffer"
-        );
+        assert!(unsafe { self.shadow.as_ref().readonly } == 0, "write to a read-only buffer");
         // SAFETY: the range was checked; the caller orders host writes against passes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                bytes.as_ptr(),
-                self.base.as_ptr().add(offset),
-                bytes.len(),
-            )
-        };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) };
         self.mark(offset..offset + bytes.len(), HOST);
     }
 
@@ -167,16 +136,9 @@ impl EmulatedBuffer {
     /// # Panics
     /// When the range does not lie in the buffer or the buffer is read-only.
     pub fn poison(&self, range: Range<usize>) {
-        assert!(
-            range.end <= self.len && range.start <= range.end,
-            "poison of {range:?} of {}",
-            self.len
-        );
+        assert!(range.end <= self.len && range.start <= range.end, "poison of {range:?} of {}", self.len);
         // SAFETY: the shadow lives as long as self.
-        assert!(
-            unsafe { self.shadow.as_ref().readonly } == 0,
-            "poison of a read-only buffer"
-        );
+        assert!(unsafe { self.shadow.as_ref().readonly } == 0, "poison of a read-only buffer");
         // SAFETY: the range was checked; the caller orders host writes against passes.
         unsafe { std::ptr::write_bytes(self.base.as_ptr().add(range.start), 0xff, range.len()) };
         self.mark(range, 0);

@@ -31,41 +31,22 @@ pub fn coverage(library: &Library) -> Result<LineCoverage, Error> {
     flush(&library.inner.handle);
     let notes = library.path().with_extension("gcno");
     let dir = super::cache_dir();
-    let command = Command::new("gcov")
-        .args(["--stdout", "--json-format"])
-        .arg(&notes)
-        .current_dir(&dir)
-        .output();
-    let output = command.map_err(|source| Error::Io {
-        path: "gcov".into(),
-        source,
-    })?;
+    let command = Command::new("gcov").args(["--stdout", "--json-format"]).arg(&notes).current_dir(&dir).output();
+    let output = command.map_err(|source| Error::Io { path: "gcov".into(), source })?;
     if !output.status.success() {
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(Error::CompileFailed {
-            compiler: "gcov".into(),
-            log,
-        });
+        return Err(Error::CompileFailed { compiler: "gcov".into(), log });
     }
-    let failed = |message: String| Error::CompileFailed {
-        compiler: "gcov".into(),
-        log: message,
-    };
-    let json: serde_json::Value =
-        serde_json::from_slice(&output.stdout).map_err(|e| failed(e.to_string()))?;
+    let failed = |message: String| Error::CompileFailed { compiler: "gcov".into(), log: message };
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|e| failed(e.to_string()))?;
     let mut covered = LineCoverage::new();
     for file in json["files"].as_array().into_iter().flatten() {
-        let Some(name) = file["file"]
-            .as_str()
-            .filter(|name| !name.starts_with("msl/"))
-        else {
+        let Some(name) = file["file"].as_str().filter(|name| !name.starts_with("msl/")) else {
             continue;
         };
         let lines = covered.entry(name.to_string()).or_default();
         for line in file["lines"].as_array().into_iter().flatten() {
-            if let (Some(number), Some(count)) =
-                (line["line_number"].as_u64(), line["count"].as_u64())
-            {
+            if let (Some(number), Some(count)) = (line["line_number"].as_u64(), line["count"].as_u64()) {
                 // Template instantiations list a line once each.
                 *lines.entry(number as u32).or_default() += count;
             }

@@ -59,11 +59,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options {
-            check: Check::Off,
-            coverage: Coverage::Off,
-            threads: 0,
-        }
+        Options { check: Check::Off, coverage: Coverage::Off, threads: 0 }
     }
 }
 
@@ -100,20 +96,12 @@ impl Library {
     /// The source does not follow the subset, no compiler is there, or it refuses the translation.
     pub fn compile(source: &Source, options: &Options) -> Result<Self, Error> {
         let unit = reflect(source)?;
-        let mut text = format!(
-            "{}{}{}",
-            shim(Target::Host),
-            body(&unit, Target::Host),
-            host_entries(&unit)
-        );
+        let mut text = format!("{}{}{}", shim(Target::Host), body(&unit, Target::Host), host_entries(&unit));
         if options.coverage == Coverage::On {
             text.push_str(coverage::FLUSH);
         }
         let path = compile::library(&text, options.check, options.coverage)?;
-        let load = |message: libloading::Error| Error::Load {
-            path: path.clone(),
-            message: message.to_string(),
-        };
+        let load = |message: libloading::Error| Error::Load { path: path.clone(), message: message.to_string() };
         // SAFETY: the library was built from our runtime and a translated source; it has no initialisers of its own.
         let handle = unsafe { libloading::Library::new(&path) }.map_err(load)?;
         let mut thunks = Vec::new();
@@ -126,12 +114,8 @@ impl Library {
         let (run, worker_new, worker_free) = unsafe {
             (
                 *handle.get::<abi::Run>(b"msl_run\0").map_err(load)?,
-                *handle
-                    .get::<abi::WorkerNew>(b"msl_worker_new\0")
-                    .map_err(load)?,
-                *handle
-                    .get::<abi::WorkerFree>(b"msl_worker_free\0")
-                    .map_err(load)?,
+                *handle.get::<abi::WorkerNew>(b"msl_worker_new\0").map_err(load)?,
+                *handle.get::<abi::WorkerFree>(b"msl_worker_free\0").map_err(load)?,
             )
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -166,21 +150,10 @@ impl Library {
     /// # Errors
     /// There is none; the message lists the names there are.
     pub fn kernel(&self, name: &str) -> Result<(usize, &KernelReflection), Error> {
-        let found = self
-            .inner
-            .kernels
-            .iter()
-            .enumerate()
-            .find(|(_, kernel)| kernel.name == name);
+        let found = self.inner.kernels.iter().enumerate().find(|(_, kernel)| kernel.name == name);
         found.ok_or_else(|| Error::UnknownKernel {
             name: name.to_string(),
-            known: self
-                .inner
-                .kernels
-                .iter()
-                .map(|k| k.name.as_str())
-                .collect::<Vec<_>>()
-                .join(", "),
+            known: self.inner.kernels.iter().map(|k| k.name.as_str()).collect::<Vec<_>>().join(", "),
         })
     }
 
@@ -200,11 +173,7 @@ impl Inner {
     fn execute(&self, job: &mut abi::Dispatch) -> bool {
         let total = job.last;
         let work = total * job.size.iter().map(|n| u64::from(*n)).product::<u64>();
-        let threads = if work < 2048 {
-            1
-        } else {
-            self.threads.min(total as usize)
-        };
+        let threads = if work < 2048 { 1 } else { self.threads.min(total as usize) };
         let job = JobPtr(job);
         if threads <= 1 {
             return self.with_worker(|worker| {
@@ -242,22 +211,12 @@ impl Inner {
     }
 
     fn with_worker(&self, body: impl FnOnce(*mut c_void) -> bool) -> bool {
-        let taken = self
-            .workers
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .pop();
+        let taken = self.workers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
         // SAFETY: plain constructor of the runtime.
         let worker = taken.unwrap_or_else(|| WorkerPtr(unsafe { (self.worker_new)() }));
-        assert!(
-            !worker.0.is_null(),
-            "no address space for the stacks of 1,024 threads"
-        );
+        assert!(!worker.0.is_null(), "no address space for the stacks of 1,024 threads");
         let fine = body(worker.0);
-        self.workers
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .push(worker);
+        self.workers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(worker);
         fine
     }
 }
@@ -268,10 +227,7 @@ unsafe impl Sync for JobPtr {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let workers = self
-            .workers
-            .get_mut()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let workers = self.workers.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         for worker in workers.drain(..) {
             // SAFETY: the worker came from worker_new and nobody uses it any more.
             unsafe { (self.worker_free)(worker.0) };

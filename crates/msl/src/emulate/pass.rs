@@ -39,12 +39,7 @@ pub struct Binding<'a> {
 impl<'a> Binding<'a> {
     /// Binds the whole buffer with the access its parameter has.
     pub fn new(index: u32, buffer: &'a EmulatedBuffer) -> Self {
-        Binding {
-            index,
-            buffer,
-            offset: 0,
-            declared: Declared::FromKernel,
-        }
+        Binding { index, buffer, offset: 0, declared: Declared::FromKernel }
     }
 
     /// Moves the start of the kernel's pointer.
@@ -72,10 +67,7 @@ pub struct Grid {
 impl Grid {
     /// A grid of `threadgroups` times `threads` along x.
     pub fn line(threadgroups: u32, threads: u32) -> Self {
-        Grid {
-            threadgroups: [threadgroups, 1, 1],
-            threads: [threads, 1, 1],
-        }
+        Grid { threadgroups: [threadgroups, 1, 1], threads: [threads, 1, 1] }
     }
 }
 
@@ -103,13 +95,7 @@ impl Pass {
     /// An empty pass. Everything before it is ordered before it.
     pub fn new() -> Self {
         let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
-        Pass {
-            reports: Vec::new(),
-            dispatches: 0,
-            id: 1,
-            window: 1,
-            generation,
-        }
+        Pass { reports: Vec::new(), dispatches: 0, id: 1, window: 1, generation }
     }
 
     /// Runs `kernel` over `grid`. Bindings may come in any order; each parameter needs exactly one.
@@ -125,70 +111,46 @@ impl Pass {
         bindings: &[Binding<'_>],
     ) -> Result<(), Error> {
         let (index, reflection) = library.kernel(kernel)?;
-        let refuse = |message: String| Error::Dispatch {
-            kernel: kernel.to_string(),
-            message,
-        };
+        let refuse = |message: String| Error::Dispatch { kernel: kernel.to_string(), message };
         let threads: u64 = grid.threads.iter().map(|n| u64::from(*n)).product();
         let limit = reflection.max_threads.unwrap_or(1024).min(1024);
         if threads == 0 || !threads.is_multiple_of(32) || threads > u64::from(limit) {
             let sizes = grid.threads;
-            return Err(refuse(format!(
-                "threadgroup {sizes:?}: want a multiple of 32 up to {limit} threads"
-            )));
+            return Err(refuse(format!("threadgroup {sizes:?}: want a multiple of 32 up to {limit} threads")));
         }
         let total: u64 = grid.threadgroups.iter().map(|n| u64::from(*n)).product();
         if total == 0 || total >= 1 << 20 {
-            return Err(refuse(format!(
-                "{:?} threadgroups: want 1 to 1,048,575",
-                grid.threadgroups
-            )));
+            return Err(refuse(format!("{:?} threadgroups: want 1 to 1,048,575", grid.threadgroups)));
         }
         let mut pointers = [std::ptr::null_mut::<c_void>(); 32];
         let mut regions = Vec::new();
         for param in reflection.buffers() {
-            let mut found = bindings
-                .iter()
-                .filter(|binding| binding.index == param.index);
-            let binding = found.next().ok_or_else(|| {
-                refuse(format!("buffer {} ({}) unbound", param.index, param.name))
-            })?;
+            let mut found = bindings.iter().filter(|binding| binding.index == param.index);
+            let binding =
+                found.next().ok_or_else(|| refuse(format!("buffer {} ({}) unbound", param.index, param.name)))?;
             if found.next().is_some() {
-                return Err(refuse(format!(
-                    "buffer {} ({}) bound twice",
-                    param.index, param.name
-                )));
+                return Err(refuse(format!("buffer {} ({}) bound twice", param.index, param.name)));
             }
             if binding.offset > binding.buffer.len() {
                 let (offset, len) = (binding.offset, binding.buffer.len());
-                return Err(refuse(format!(
-                    "buffer {} ({}): offset {offset} of {len}",
-                    param.index, param.name
-                )));
+                return Err(refuse(format!("buffer {} ({}): offset {offset} of {len}", param.index, param.name)));
             }
             // SAFETY: the offset lies within the buffer.
             let start = unsafe { binding.buffer.as_ptr().add(binding.offset) };
             let align = alignment(&param.ty);
             if !(start as usize).is_multiple_of(align) {
-                let message = format!(
-                    "buffer {} ({}): {} needs {align}-byte alignment",
-                    param.index, param.name, param.ty
-                );
+                let message =
+                    format!("buffer {} ({}): {} needs {align}-byte alignment", param.index, param.name, param.ty);
                 return Err(refuse(message));
             }
             pointers[param.index as usize] = start.cast();
             declare(&mut regions, binding, param.access);
         }
-        if let Some(surplus) = bindings
-            .iter()
-            .find(|b| !reflection.buffers().iter().any(|p| p.index == b.index))
-        {
+        if let Some(surplus) = bindings.iter().find(|b| !reflection.buffers().iter().any(|p| p.index == b.index)) {
             return Err(refuse(format!("has no buffer {}", surplus.index)));
         }
         if self.id >= MAX_IDS {
-            return Err(refuse(format!(
-                "more than {MAX_IDS} dispatches without a barrier"
-            )));
+            return Err(refuse(format!("more than {MAX_IDS} dispatches without a barrier")));
         }
         let mut raw = [abi::Report::EMPTY; 32];
         let mut job = abi::Dispatch {
@@ -214,9 +176,7 @@ impl Pass {
         self.dispatches += 1;
         self.id += 1;
         if library.check() == Check::Off && !fine {
-            let fault = reports
-                .pop()
-                .ok_or_else(|| refuse("abandoned without a report".into()))?;
+            let fault = reports.pop().ok_or_else(|| refuse("abandoned without a report".into()))?;
             return Err(Error::Fault(Box::new(fault)));
         }
         self.reports.extend(reports);

@@ -74,9 +74,7 @@ impl ReportKind {
             ReportKind::PartialSimdgroup => "simdgroup operation that not all lanes reach",
             ReportKind::UndeclaredRead => "read outside the declared ranges",
             ReportKind::UndeclaredWrite => "write outside the declared ranges",
-            ReportKind::ScopeMismatch => {
-                "matmul2d scope differs from the simdgroups of the threadgroup"
-            }
+            ReportKind::ScopeMismatch => "matmul2d scope differs from the simdgroups of the threadgroup",
             ReportKind::ThreadgroupTooLarge => "threadgroup memory too large",
         }
     }
@@ -112,28 +110,14 @@ impl std::fmt::Display for Report {
         if let Some((file, line)) = &self.place {
             write!(f, "{file}:{line}: ")?;
         }
-        write!(
-            f,
-            "{} (dispatch {}): {}",
-            self.kernel,
-            self.dispatch,
-            self.kind.words()
-        )?;
+        write!(f, "{} (dispatch {}): {}", self.kernel, self.dispatch, self.kind.words())?;
         if let Some((index, name)) = &self.buffer {
-            write!(
-                f,
-                ", {} bytes at {} of buffer {index} ({name})",
-                self.size, self.offset
-            )?;
+            write!(f, ", {} bytes at {} of buffer {index} ({name})", self.size, self.offset)?;
         }
         if let Some(name) = &self.variable {
             write!(f, ", {} bytes at {} of {name}", self.size, self.offset)?;
         }
-        write!(
-            f,
-            ", threadgroup {} thread {}",
-            self.thread.0, self.thread.1
-        )?;
+        write!(f, ", threadgroup {} thread {}", self.thread.0, self.thread.1)?;
         if let Some((group, thread)) = self.other {
             write!(f, ", against threadgroup {group} thread {thread}")?;
         }
@@ -142,29 +126,19 @@ impl std::fmt::Display for Report {
 }
 
 /// Turns raw records into reports; `library` is asked for source lines.
-pub(super) fn collect(
-    raw: &[abi::Report],
-    kernel: &KernelReflection,
-    dispatch: usize,
-    library: &Path,
-) -> Vec<Report> {
+pub(super) fn collect(raw: &[abi::Report], kernel: &KernelReflection, dispatch: usize, library: &Path) -> Vec<Report> {
     let lines = source_lines(raw, library);
     raw.iter()
         .zip(lines)
         .map(|(record, line)| {
-            let name = kernel
-                .buffers()
-                .iter()
-                .find(|b| b.index == record.buffer)
-                .map(|b| b.name.clone());
+            let name = kernel.buffers().iter().find(|b| b.index == record.buffer).map(|b| b.name.clone());
             let here = (record.threadgroup, record.thread);
             let other = (record.other_threadgroup, record.other_thread);
             Report {
                 kernel: kernel.name.clone(),
                 dispatch,
                 kind: ReportKind::from_abi(record.kind),
-                buffer: (record.buffer != u32::MAX)
-                    .then(|| (record.buffer, name.unwrap_or_default())),
+                buffer: (record.buffer != u32::MAX).then(|| (record.buffer, name.unwrap_or_default())),
                 variable: text(record.name),
                 offset: record.offset as i64,
                 size: record.size,
@@ -181,11 +155,7 @@ pub(super) fn collect(
 
 fn text(pointer: *const c_char) -> Option<String> {
     // SAFETY: the runtime stores null or a string literal of the loaded library.
-    (!pointer.is_null()).then(|| {
-        unsafe { CStr::from_ptr(pointer) }
-            .to_string_lossy()
-            .into_owned()
-    })
+    (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
 /// Asks `addr2line` (part of binutils, beside every g++) for the Metal lines of the recorded program counters.
@@ -203,11 +173,7 @@ fn source_lines(raw: &[abi::Report], library: &Path) -> Vec<Option<(String, u32)
                 answers.push(None);
             } else if let Some(last) = answers.last_mut().filter(|last| last.is_none())
                 && let Some((file, number)) = line.rsplit_once(':')
-                && let Ok(number) = number
-                    .split_whitespace()
-                    .next()
-                    .unwrap_or("")
-                    .parse::<u32>()
+                && let Ok(number) = number.split_whitespace().next().unwrap_or("").parse::<u32>()
                 && !file.contains("/msl/")
                 && !file.starts_with("msl/")
                 && number > 0
@@ -219,13 +185,5 @@ fn source_lines(raw: &[abi::Report], library: &Path) -> Vec<Option<(String, u32)
         }
     }
     let mut answers = answers.into_iter();
-    raw.iter()
-        .map(|record| {
-            if record.pc == 0 {
-                None
-            } else {
-                answers.next().flatten()
-            }
-        })
-        .collect()
+    raw.iter().map(|record| if record.pc == 0 { None } else { answers.next().flatten() }).collect()
 }
