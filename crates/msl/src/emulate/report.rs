@@ -178,8 +178,9 @@ fn source_lines(raw: &[abi::Report], library: &Path) -> Vec<Option<(String, u32)
                 && !file.starts_with("msl/")
                 && number > 0
             {
-                // Names given by #line are relative; addr2line may put the build directory in front.
-                let name = file.rsplit_once("/./").map_or(file, |(_, name)| name);
+                // Names given by #line are relative; addr2line puts the directory of the build in front.
+                let directory = library.parent().map(|p| format!("{}/", p.display())).unwrap_or_default();
+                let name = file.strip_prefix(&directory).unwrap_or(file);
                 *last = Some((name.to_string(), number));
             }
         }
