@@ -23,13 +23,27 @@ bool msl_rt_gather(unsigned simdgroups, const void* deposit, const char* file, u
 const void* msl_rt_deposit(unsigned thread);
 float* msl_rt_scratch();
 void msl_rt_release();
+// Tells the checker about an access of a collective; the code that does it is not instrumented.
+void msl_rt_note(const void* at, unsigned long size, bool writes);
 }
+#define MSL_PLAIN __attribute__((noinline, no_sanitize("thread")))
 
 namespace metal {
 
 struct MslThread {
     unsigned grid[3], group[3], local[3], size[3], index;
 };
+
+// Value of an element, without a call that might be instrumented.
+template <class T> MSL_PLAIN float msl_value(const T* at) {
+    if constexpr (is_same_v<T, bfloat>) {
+        return __builtin_bit_cast(float, uint(*reinterpret_cast<const ushort*>(at)) << 16);
+    } else if constexpr (is_same_v<T, half>) {
+        return float(*reinterpret_cast<const _Float16*>(at));
+    } else {
+        return float(*at);
+    }
+}
 
 MSL_FN uint msl_lane() { return msl_rt_lane(); }
 

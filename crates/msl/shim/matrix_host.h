@@ -22,55 +22,41 @@ template <class T, int R, int C> MSL_FN simdgroup_matrix<T, R, C> make_filled_si
     return m;
 }
 
-template <class T> struct MslMove {
-    T* e;
-    T* at;
-    ulong stride;
-    ulong2 origin;
-    bool transpose;
-    T* address(uint index) const {
-        ulong row = index / 8, column = index % 8;
-        if (transpose) {
-            ulong swap = row;
-            row = column;
-            column = swap;
+template <class T> MSL_FN T* msl_element(T* at, ulong stride, ulong2 origin, bool transpose, uint index) {
+    ulong row = index / 8, column = index % 8;
+    return transpose ? at + (column + origin.y) * stride + row + origin.x : at + (row + origin.y) * stride + column + origin.x;
+}
+template <class T> MSL_PLAIN void msl_move(T* e, T* at, ulong stride, ulong2 origin, bool transpose, bool store) {
+    for (uint i = 0; i < 2; i++) {
+        T* element = msl_element(at, stride, origin, transpose, 2 * msl_rt_lane() + i);
+        if (store) {
+            __builtin_memcpy(element, e + i, sizeof(T));
+        } else {
+            __builtin_memcpy(e + i, element, sizeof(T));
         }
-        return at + (row + origin.y) * stride + column + origin.x;
     }
-};
-
-template <class T>
-MSL_FN void simdgroup_load(simdgroup_matrix<T, 8, 8>& d, const T* at, ulong stride = 8, ulong2 origin = ulong2(0),
-                           bool transpose = false MSL_SITE) {
-    MslMove<T> mine{d.msl_e, const_cast<T*>(at), stride, origin, transpose};
+}
+// In the check build a load or store is an access of the whole simdgroup to eight runs of eight elements.
+template <class T> MSL_FN void msl_note_matrix(const T* at, ulong stride, ulong2 origin, bool store MSL_SITE) {
 #ifdef MSL_CHECK
-    if (msl_rt_gather(1, &mine MSL_HERE)) {
-        for (uint lane = 0; lane < 32; lane++) {
-            const MslMove<T>& m = *static_cast<const MslMove<T>*>(msl_rt_deposit(lane));
-            for (uint i = 0; i < 2; i++) m.e[i] = *m.address(2 * lane + i);
-        }
+    if (msl_rt_gather(1, at MSL_HERE)) {
+        for (ulong row = 0; row < 8; row++) msl_rt_note(at + (row + origin.y) * stride + origin.x, 8 * sizeof(T), store);
         msl_rt_release();
     }
-#else
-    for (uint i = 0; i < 2; i++) d.msl_e[i] = *mine.address(2 * msl_lane() + i);
 #endif
 }
 
 template <class T>
+MSL_FN void simdgroup_load(simdgroup_matrix<T, 8, 8>& d, const T* at, ulong stride = 8, ulong2 origin = ulong2(0),
+                           bool transpose = false MSL_SITE) {
+    msl_note_matrix(at, stride, origin, false MSL_HERE);
+    msl_move(d.msl_e, const_cast<T*>(at), stride, origin, transpose, false);
+}
+template <class T>
 MSL_FN void simdgroup_store(simdgroup_matrix<T, 8, 8> s, T* at, ulong stride = 8, ulong2 origin = ulong2(0),
                             bool transpose = false MSL_SITE) {
-    MslMove<T> mine{s.msl_e, at, stride, origin, transpose};
-#ifdef MSL_CHECK
-    if (msl_rt_gather(1, &mine MSL_HERE)) {
-        for (uint lane = 0; lane < 32; lane++) {
-            const MslMove<T>& m = *static_cast<const MslMove<T>*>(msl_rt_deposit(lane));
-            for (uint i = 0; i < 2; i++) *m.address(2 * lane + i) = m.e[i];
-        }
-        msl_rt_release();
-    }
-#else
-    for (uint i = 0; i < 2; i++) *mine.address(2 * msl_lane() + i) = s.msl_e[i];
-#endif
+    msl_note_matrix(at, stride, origin, true MSL_HERE);
+    msl_move(s.msl_e, at, stride, origin, transpose, true);
 }
 
 template <class D, class A, class B, class C> struct MslProduct {
@@ -80,16 +66,16 @@ template <class D, class A, class B, class C> struct MslProduct {
     const C* c;
 };
 template <class D, class A, class B, class C>
-__attribute__((noinline, no_sanitize("thread"))) void msl_multiply_all() {
+MSL_PLAIN void msl_multiply_all() {
     typedef MslProduct<D, A, B, C> Product;
     float a[64], b[64], c[64];
     const Product* lanes[32];
     for (uint lane = 0; lane < 32; lane++) {
         const Product& p = *(lanes[lane] = static_cast<const Product*>(msl_rt_deposit(lane)));
         for (uint i = 0; i < 2; i++) {
-            a[2 * lane + i] = float(p.a[i]);
-            b[2 * lane + i] = float(p.b[i]);
-            c[2 * lane + i] = p.c ? float(p.c[i]) : 0.0f;
+            a[2 * lane + i] = msl_value(p.a + i);
+            b[2 * lane + i] = msl_value(p.b + i);
+            c[2 * lane + i] = p.c ? msl_value(p.c + i) : 0.0f;
         }
     }
     for (uint row = 0; row < 8; row++) {

@@ -6,7 +6,7 @@
 #define MSL_FN __device__ __forceinline__
 #define MSL_COPY ::memcpy
 #else
-#define MSL_FN inline
+#define MSL_FN inline __attribute__((always_inline))
 #define MSL_COPY __builtin_memcpy
 #endif
 

@@ -1,6 +1,8 @@
 //! Each fault the checker claims to catch, seeded into a kernel that is otherwise clean: it is caught, at its line, and the
 //! clean kernel gives no report.
 
+#![allow(clippy::single_range_in_vec_init)]
+
 mod support;
 
 use msl::Source;

@@ -146,6 +146,7 @@ impl Pass {
             pointers[param.index as usize] = start.cast();
             declare(&mut regions, binding, param.access);
         }
+        coalesce(&mut regions);
         if let Some(surplus) = bindings.iter().find(|b| !reflection.buffers().iter().any(|p| p.index == b.index)) {
             return Err(refuse(format!("has no buffer {}", surplus.index)));
         }
@@ -241,4 +242,16 @@ fn declare(regions: &mut Vec<abi::Region>, binding: &Binding<'_>, access: Access
             }
         }
     }
+}
+
+/// Joins regions of one binding that touch, so that an access may cross from one declared range to the next.
+fn coalesce(regions: &mut Vec<abi::Region>) {
+    regions.sort_by_key(|region| (region.buffer, region.rights, region.low));
+    regions.dedup_by(|next, kept| {
+        let touching = next.buffer == kept.buffer && next.rights == kept.rights && next.low <= kept.high;
+        if touching {
+            kept.high = kept.high.max(next.high);
+        }
+        touching
+    });
 }
