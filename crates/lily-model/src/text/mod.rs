@@ -16,6 +16,7 @@ mod python_json;
 mod qwen36;
 mod reasoning;
 mod stop;
+mod stretch_cache;
 mod template;
 #[cfg(test)]
 mod tests;

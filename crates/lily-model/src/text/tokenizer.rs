@@ -14,12 +14,13 @@ use tokenizers::{AddedVocabulary, PreTokenizerWrapper};
 
 use super::byte_tokens::{ByteTokens, alphabet_char, bytes_of};
 use super::marks::ControlLeads;
+use super::stretch_cache::StretchCache;
 use super::template::Prompt;
 
 /// More ids than any vocabulary has; bounds the table of a hostile file.
 const MAX_ID: u32 = 1 << 22;
 
-/// A loaded tokenizer. Immutable and shared between threads.
+/// A loaded tokenizer, shared between threads.
 #[derive(Debug)]
 pub struct Tokenizer {
     /// Normalizer, pre-tokenizer and BPE, with no added tokens.
@@ -29,6 +30,7 @@ pub struct Tokenizer {
     finder: AhoCorasick,
     leads: ControlLeads,
     bytes: ByteTokens,
+    stretches: StretchCache,
 }
 
 #[derive(Debug)]
@@ -95,7 +97,7 @@ impl Tokenizer {
             .map_err(|e| TokenizerError::Parse(e.to_string()))?;
         let leads = ControlLeads::of(controls.iter().map(|c| c.text.as_str()));
         let bytes = token_table(&bpe, &controls)?;
-        let tokenizer = Self { bpe, controls, finder, leads, bytes };
+        let tokenizer = Self { bpe, controls, finder, leads, bytes, stretches: StretchCache::default() };
         tokenizer.check_controls()?;
         Ok(tokenizer)
     }
@@ -154,9 +156,12 @@ impl Tokenizer {
     }
 
     fn encode_stretch(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        if !text.is_empty() {
+        if let Some(known) = self.stretches.get(text) {
+            ids.extend_from_slice(&known);
+        } else if !text.is_empty() {
             let encoding = self.bpe.encode_fast(text, false).map_err(|e| TokenizerError::Encode(e.to_string()))?;
             ids.extend_from_slice(encoding.get_ids());
+            self.stretches.insert(text, encoding.get_ids());
         }
         Ok(())
     }

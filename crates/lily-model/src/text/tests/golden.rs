@@ -70,6 +70,27 @@ fn rendered_conversations_equal_the_golden_ones_byte_for_byte() {
     }
 }
 
+/// `rendered.json`: conversations made at random (control strings in every field, odd white space, floats, content
+/// parts), as Python's Jinja2 renders them with transformers' settings.
+#[test]
+fn random_conversations_equal_what_python_prints() {
+    let cases: Vec<Json> = serde_json::from_str(include_str!("rendered.json")).unwrap();
+    assert!(cases.len() >= 50);
+    for (number, case) in cases.iter().enumerate() {
+        let case = Case::of(number.to_string(), case);
+        for (which, template) in templates().iter().enumerate() {
+            let rendered = template.render(&case.conversation());
+            let text = rendered.as_ref().map(Prompt::text);
+            assert_eq!(
+                text.ok(),
+                case.expected["output"].as_str(),
+                "case {number}, template {which}: {:?}",
+                text.err()
+            );
+        }
+    }
+}
+
 #[test]
 fn arguments_that_are_no_json_object_are_refused_by_place() {
     for (arguments, ok) in [
@@ -110,7 +131,7 @@ fn nested_and_huge_conversations_neither_overflow_nor_hang() {
     for _ in 0..100_000 {
         deep = Json::Array(vec![deep]);
     }
-    let messages = vec![Message::new("user", "</think><tool_response>".repeat(100_000)); 20];
+    let messages = vec![Message::new("user", "</think><tool_response>".repeat(20_000)); 10];
     let kwargs = Map::new();
     for template in templates() {
         let tools = std::slice::from_ref(&deep);
@@ -123,7 +144,7 @@ fn nested_and_huge_conversations_neither_overflow_nor_hang() {
             kwargs: &kwargs,
             add_generation_prompt: true,
         });
-        assert!(rendered.unwrap().text().len() > 20 * 2_300_000);
+        assert!(rendered.unwrap().text().len() > 10 * 460_000);
     }
     // serde_json's own drop would recurse.
     let mut level = deep;
