@@ -71,6 +71,12 @@ struct matmul2d_descriptor {
     MSL_FN constexpr matmul2d_descriptor(int m, int n, int k = metal::dynamic_extent, bool left = false, bool right = false,
                                          bool relaxed = false, mode how = mode::multiply)
         : m(m), n(n), k(k), transpose_left(left), transpose_right(right), relaxed_precision(relaxed), matmul_mode(how) {}
+#ifdef MSL_STRICT
+    // Classes as template arguments are C++20; the type check packs m, n and k into a number instead.
+    constexpr operator unsigned long() const {
+        return (unsigned long)m | (unsigned long)n << 12 | (unsigned long)(k + 1) << 24;
+    }
+#endif
 };
 
 enum class MslRole { Left, Right, Destination };
@@ -103,48 +109,6 @@ template <class T, int Rows, int Columns, int Simdgroups, MslRole Role> struct c
                 to.msl_element(column, row) = typename S::value_type(msl_e[i]);
             }
         }
-    }
-};
-
-}  // namespace tensor_ops
-}  // namespace mpp
-
-// The product itself, by the backend: tensor_host.h, tensor_cuda.h.
-template <mpp::tensor_ops::matmul2d_descriptor D, int S, class L, class R, class C>
-MSL_FN void msl_matmul(L& left, R& right, C& destination MSL_SITE);
-
-namespace mpp {
-namespace tensor_ops {
-
-template <matmul2d_descriptor D, class Scope> struct matmul2d {
-    static_assert(D.m % 16 == 0 && D.n % 8 == 0, "matmul2d: m must be a multiple of 16, n of 8");
-    static_assert(D.k == metal::dynamic_extent || D.k % 16 == 0, "matmul2d: k must be dynamic or a multiple of 16");
-    static constexpr int S = Scope::msl_simdgroups;
-
-    template <class L, class R, class T> MSL_FN cooperative_tensor<T, D.m, D.n, S, MslRole::Destination>
-    get_destination_cooperative_tensor() const {
-        return {};
-    }
-    template <class L, class R, class T> MSL_FN cooperative_tensor<L, D.m, D.k, S, MslRole::Left>
-    get_left_input_cooperative_tensor() const {
-        static_assert(S == 1, "cooperative inputs need execution_simdgroup");
-        static_assert(D.k != metal::dynamic_extent, "cooperative inputs need a static k");
-        return {};
-    }
-    template <class L, class R, class T> MSL_FN cooperative_tensor<R, D.k, D.n, S, MslRole::Right>
-    get_right_input_cooperative_tensor() const {
-        static_assert(S == 1, "cooperative inputs need execution_simdgroup");
-        static_assert(D.k != metal::dynamic_extent, "cooperative inputs need a static k");
-        return {};
-    }
-    // Operands are named objects: Metal takes them by non-const reference, so a temporary slice does not bind.
-    template <class L, class R, class C> MSL_FN void run(L& left, R& right, C& destination MSL_SITE) const {
-        typedef typename L::value_type A;
-        typedef typename R::value_type B;
-        static_assert(metal::is_same_v<A, B>, "matmul2d: both inputs have one type");
-        static_assert(metal::is_same_v<A, metal::half> || metal::is_same_v<A, metal::bfloat>,
-                      "matmul2d: inputs are half or bfloat");
-        msl_matmul<D, S>(left, right, destination MSL_HERE);
     }
 };
 

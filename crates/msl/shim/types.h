@@ -10,10 +10,17 @@
 #define MSL_COPY __builtin_memcpy
 #endif
 
+#ifdef MSL_STRICT
+#define device __global
+#define constant __constant
+#define threadgroup __local
+#define thread __private
+#else
 #define device
 #define constant
 #define threadgroup
 #define thread
+#endif
 
 namespace metal {
 
@@ -45,6 +52,12 @@ template <class T> struct remove_cv { typedef T type; };
 template <class T> struct remove_cv<const T> { typedef T type; };
 template <class T> struct remove_cv<volatile T> { typedef T type; };
 template <class T> struct remove_cv<const volatile T> { typedef T type; };
+#ifdef MSL_STRICT
+#define MSL_REMOVE_SPACE(SPACE)                                                                                           \
+    template <class T> struct remove_cv<SPACE T> { typedef T type; };                                                     \
+    template <class T> struct remove_cv<const SPACE T> { typedef T type; };
+MSL_REMOVE_SPACE(__global) MSL_REMOVE_SPACE(__local) MSL_REMOVE_SPACE(__constant)
+#endif
 template <class T> using remove_cv_t = typename remove_cv<T>::type;
 template <class T> struct remove_reference { typedef T type; };
 template <class T> struct remove_reference<T&> { typedef T type; };

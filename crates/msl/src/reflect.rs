@@ -55,6 +55,8 @@ pub enum Param {
     Builtin {
         /// Attribute name.
         attribute: String,
+        /// Type as written (`uint3`).
+        ty: String,
         /// Parameter name.
         name: String,
     },
@@ -438,7 +440,8 @@ fn parameter(unit: &Unit, tokens: &[Token], constants: &BTreeMap<String, i64>) -
     let name = plain.last().map_or_else(String::new, |t| t.text.to_string());
     let items = cut.and_then(|at| attributes(tokens, at)).map_or_else(Vec::new, |(_, items)| items);
     if let Some(item) = items.iter().find(|item| BUILTINS.contains(&item.name.as_str())) {
-        return Ok(Param::Builtin { attribute: item.name.clone(), name });
+        let ty = join(&plain[..plain.len().saturating_sub(1)]);
+        return Ok(Param::Builtin { attribute: item.name.clone(), ty, name });
     }
     let Some(item) = items.iter().find(|item| item.name == "buffer") else {
         return Err(match items.first() {

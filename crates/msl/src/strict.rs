@@ -1,1 +1,116 @@
-//! Strict.
+//! Strict checks: what a C++ compiler can say about a Metal source without running it.
+//!
+//! Two compilers, two strengths. The host compiler (g++) sees the class-based shim: explicit conversions to 16-bit floats and
+//! between vectors, operand types of simdgroup and tensor operations, functions that Metal lacks. clang in its OpenCL C++
+//! mode also knows address spaces: `device`, `constant`, `threadgroup` and `thread` become its own qualifiers.
+
+use std::process::{Command, Stdio};
+
+use crate::emulate::compiler;
+use crate::reflect::reflect;
+use crate::translate::{Target, body, host_entries, shim, strict_entries};
+use crate::{Error, Source};
+
+/// One complaint of a compiler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// Source part, or a shim header (`msl/...`) for an error inside an instantiation.
+    pub file: String,
+    /// 1-based line.
+    pub line: u32,
+    /// The compiler's words.
+    pub message: String,
+}
+
+impl std::fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}: {}", self.file, self.line, self.message)
+    }
+}
+
+/// Type-checks with the host compiler, warnings about lossy or suspicious code included.
+///
+/// # Errors
+/// The source does not follow the subset, or there is no C++ compiler.
+pub fn host(source: &Source) -> Result<Vec<Diagnostic>, Error> {
+    let unit = reflect(source)?;
+    let text = format!("{}{}{}", shim(Target::Host), body(&unit, Target::Host), host_entries(&unit));
+    let flags = [
+        "-std=c++20",
+        "-fsyntax-only",
+        "-x",
+        "c++",
+        "-Wall",
+        "-Wdouble-promotion",
+        "-Wno-unused",
+        "-Wno-maybe-uninitialized",
+        "-",
+    ];
+    diagnostics(&compiler()?.program, &flags, &text)
+}
+
+/// Type-checks with clang 19 or later in OpenCL C++ mode, address spaces included.
+///
+/// # Errors
+/// The source does not follow the subset, or clang is not installed.
+pub fn clang(source: &Source) -> Result<Vec<Diagnostic>, Error> {
+    let program = ["clang-19", "clang-20", "clang-21", "clang"].into_iter().find(|program| {
+        let version = Command::new(program).arg("--version").output().map(|o| o.stdout).unwrap_or_default();
+        let version = String::from_utf8_lossy(&version).into_owned();
+        let major = version.split("version ").nth(1).and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+        major.is_some_and(|major| major >= 19)
+    });
+    let program = program.ok_or(Error::CompilerMissing { wanted: "clang-19", install: "apt-get install clang-19" })?;
+    let unit = reflect(source)?;
+    let text = format!("{}{}{}", shim(Target::Strict), body(&unit, Target::Strict), strict_entries(&unit));
+    let extensions = "-cl-ext=-cl_khr_fp64,-__opencl_c_fp64,-__opencl_c_device_enqueue,-__opencl_c_pipes";
+    let flags = [
+        "-x",
+        "clcpp",
+        "-cl-std=CLC++2021",
+        "-cl-no-stdinc",
+        "-cl-single-precision-constant",
+        "-fsyntax-only",
+        "-Wno-unused",
+        "-Xclang",
+        extensions,
+        "-",
+    ];
+    diagnostics(program, &flags, &text)
+}
+
+fn diagnostics(program: &str, flags: &[&str], text: &str) -> Result<Vec<Diagnostic>, Error> {
+    use std::io::Write as _;
+    let failed = |source: std::io::Error| Error::Io { path: program.into(), source };
+    let mut command = Command::new(program);
+    command.args(flags).env("LC_ALL", "C").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(failed)?;
+    // The compiler reads all of its input before it writes much; a reader thread keeps the pipe from filling up anyway.
+    let mut input = child.stdin.take();
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || input.as_mut().map(|pipe| pipe.write_all(text.as_bytes())));
+        child.wait_with_output()
+    });
+    let output = output.map_err(failed)?;
+    let log = String::from_utf8_lossy(&output.stderr);
+    let mut found = Vec::new();
+    for line in log.lines() {
+        let Some((place, message)) = [": fatal error: ", ": error: ", ": warning: "]
+            .iter()
+            .find_map(|mark| line.split_once(mark).map(|(place, rest)| (place, format!("{}{rest}", &mark[2..]))))
+        else {
+            continue;
+        };
+        let mut parts = place.rsplitn(3, ':');
+        let (last, middle, first) = (parts.next(), parts.next(), parts.next());
+        let (file, number) = match (first, middle.and_then(|n| n.parse().ok())) {
+            (Some(file), Some(number)) => (file, number),
+            _ => (middle.unwrap_or(place), last.and_then(|n| n.parse().ok()).unwrap_or(0)),
+        };
+        found.push(Diagnostic { file: file.to_string(), line: number, message });
+    }
+    if found.is_empty() && !output.status.success() {
+        return Err(Error::CompileFailed { compiler: program.to_string(), log: log.into_owned() });
+    }
+    Ok(found)
+}

@@ -16,6 +16,8 @@ pub(crate) enum Target {
     Host,
     /// NVRTC.
     Cuda,
+    /// clang's OpenCL C++ mode, type check only.
+    Strict,
 }
 
 const TYPES: &str = include_str!("../shim/types.h");
@@ -29,13 +31,19 @@ const MATRIX_HOST: &str = include_str!("../shim/matrix_host.h");
 const MATRIX_CUDA: &str = include_str!("../shim/matrix_cuda.h");
 const LAYOUT_HOST: &str = include_str!("../shim/layout_host.h");
 const LAYOUT_CUDA: &str = include_str!("../shim/layout_cuda.h");
+const MATMUL: &str = include_str!("../shim/matmul.h");
+const MATMUL_STRICT: &str = include_str!("../shim/matmul_strict.h");
+const STRICT: &str = include_str!("../shim/strict.h");
+const BACKEND_STRICT: &str = include_str!("../shim/backend_strict.h");
+const MATRIX_STRICT: &str = include_str!("../shim/matrix_strict.h");
+const LAYOUT_STRICT: &str = include_str!("../shim/layout_strict.h");
 const TENSOR_HOST: &str = include_str!("../shim/tensor_host.h");
 const TENSOR_CUDA: &str = include_str!("../shim/tensor_cuda.h");
 
 /// The shim headers in front of a translation.
 pub(crate) fn shim(target: Target) -> String {
-    let parts: [(&str, &str); 9] = match target {
-        Target::Host => [
+    let parts: Vec<(&str, &str)> = match target {
+        Target::Host => vec![
             ("types.h", TYPES),
             ("math.h", MATH),
             ("backend_host.h", BACKEND_HOST),
@@ -44,9 +52,21 @@ pub(crate) fn shim(target: Target) -> String {
             ("matrix_host.h", MATRIX_HOST),
             ("layout_host.h", LAYOUT_HOST),
             ("tensor.h", TENSOR),
+            ("matmul.h", MATMUL),
             ("tensor_host.h", TENSOR_HOST),
         ],
-        Target::Cuda => [
+        Target::Strict => vec![
+            ("strict.h", STRICT),
+            ("types.h", TYPES),
+            ("math.h", MATH),
+            ("backend_strict.h", BACKEND_STRICT),
+            ("simd.h", SIMD),
+            ("matrix_strict.h", MATRIX_STRICT),
+            ("layout_strict.h", LAYOUT_STRICT),
+            ("tensor.h", TENSOR),
+            ("matmul_strict.h", MATMUL_STRICT),
+        ],
+        Target::Cuda => vec![
             ("types.h", TYPES),
             ("math.h", MATH),
             ("backend_cuda.h", BACKEND_CUDA),
@@ -55,6 +75,7 @@ pub(crate) fn shim(target: Target) -> String {
             ("matrix_cuda.h", MATRIX_CUDA),
             ("layout_cuda.h", LAYOUT_CUDA),
             ("tensor.h", TENSOR),
+            ("matmul.h", MATMUL),
             ("tensor_cuda.h", TENSOR_CUDA),
         ],
     };
@@ -222,6 +243,13 @@ fn threadgroup(out: &mut Writer, unit: &Unit, decl: &crate::reflect::Threadgroup
             Target::Cuda => {
                 let _ = write!(out.text, " __shared__ alignas(16) {ty} {name}{suffix};");
             }
+            Target::Strict => {
+                let _ = write!(
+                    out.text,
+                    " typedef {ty} msl_type_{name}{suffix}; __local msl_type_{name}& {name} = \
+                     *msl_threadgroup<msl_type_{name}>();"
+                );
+            }
             Target::Host => {
                 // The offset of a variable follows from the one declared before it.
                 let all = kernel.iter().flat_map(|k| &k.threadgroup).flat_map(|d| &d.declarators);
@@ -281,6 +309,16 @@ pub(crate) fn host_entries(unit: &Unit) -> String {
              {{ metal::kernels::msl_thunk_{index}(b, t); }}"
         );
     }
+    text
+}
+
+/// Explicit instantiations of the kernel templates, so that their bodies are checked.
+pub(crate) fn strict_entries(unit: &Unit) -> String {
+    let mut text = String::from("#line 1 \"msl/entries\"\nnamespace metal { namespace kernels {\n");
+    for instance in &unit.instantiations {
+        let _ = writeln!(text, "template decltype({0}) {0};", instance.function);
+    }
+    text.push_str("}}\n");
     text
 }
 

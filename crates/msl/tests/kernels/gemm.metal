@@ -89,7 +89,7 @@ kernel void gemm_staged(const device bfloat* a [[buffer(0)]],
     for (int k = 0; k < K; k += 32) {
         for (uint i = tid; i < 64 * 32; i += 128) {
             uint row = tile.x * 64 + i / 32;
-            bt[i] = row < N ? b[row * K + k + i % 32] : bfloat(0.0f);
+            bt[i] = row < N ? bfloat(b[row * K + k + i % 32]) : bfloat(0.0f);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         auto left = ta.slice(k, tile.y * 32);
@@ -129,7 +129,7 @@ kernel void gemm_cooperative(const device bfloat* a [[buffer(0)]],
         for (uint16_t i = 0; i < right.get_capacity(); i++) {
             auto at = right.get_multidimensional_index(i);
             int column = int(tile.x) * 32 + at[0];
-            right[i] = column < N ? b[column * K + k + at[1]] : bfloat(0.0f);
+            right[i] = column < N ? bfloat(b[column * K + k + at[1]]) : bfloat(0.0f);
         }
         op.run(left, right, out);
     }
