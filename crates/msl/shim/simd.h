@@ -11,7 +11,10 @@ namespace metal {
 enum : uint { MSL_SUM, MSL_PRODUCT, MSL_MIN, MSL_MAX, MSL_AND, MSL_OR, MSL_XOR };
 
 #define MSL_REDUCE(N, OP, W, T) MSL_FN T N(T v MSL_SITE) { return msl_reduce(v, OP, W MSL_HERE); }
-#define MSL_REDUCE_ALL(N, OP, W) MSL_REDUCE(N, OP, W, float) MSL_REDUCE(N, OP, W, int) MSL_REDUCE(N, OP, W, uint)
+#define MSL_REDUCE_ALL(N, OP, W)                                                                                          \
+    MSL_REDUCE(N, OP, W, float) MSL_REDUCE(N, OP, W, int) MSL_REDUCE(N, OP, W, uint)                                       \
+    half N(half) = delete;                                                                                                \
+    bfloat N(bfloat) = delete;
 MSL_REDUCE_ALL(simd_sum, MSL_SUM, 32) MSL_REDUCE_ALL(simd_product, MSL_PRODUCT, 32)
 MSL_REDUCE_ALL(simd_min, MSL_MIN, 32) MSL_REDUCE_ALL(simd_max, MSL_MAX, 32)
 MSL_REDUCE_ALL(quad_sum, MSL_SUM, 4) MSL_REDUCE_ALL(quad_min, MSL_MIN, 4) MSL_REDUCE_ALL(quad_max, MSL_MAX, 4)

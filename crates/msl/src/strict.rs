@@ -71,6 +71,7 @@ pub fn clang(source: &Source) -> Result<Vec<Diagnostic>, Error> {
         "-cl-no-stdinc",
         "-cl-single-precision-constant",
         "-fsyntax-only",
+        "-ferror-limit=0",
         "-Wno-unused",
         "-Xclang",
         extensions,
@@ -93,24 +94,53 @@ fn diagnostics(program: &str, flags: &[&str], text: &str) -> Result<Vec<Diagnost
     });
     let output = output.map_err(failed)?;
     let log = String::from_utf8_lossy(&output.stderr);
-    let mut found = Vec::new();
-    for line in log.lines() {
-        let Some((place, message)) = [": fatal error: ", ": error: ", ": warning: "]
-            .iter()
-            .find_map(|mark| line.split_once(mark).map(|(place, rest)| (place, format!("{}{rest}", &mark[2..]))))
-        else {
-            continue;
-        };
-        let mut parts = place.rsplitn(3, ':');
-        let (last, middle, first) = (parts.next(), parts.next(), parts.next());
-        let (file, number) = match (first, middle.and_then(|n| n.parse().ok())) {
-            (Some(file), Some(number)) => (file, number),
-            _ => (middle.unwrap_or(place), last.and_then(|n| n.parse().ok()).unwrap_or(0)),
-        };
-        found.push(Diagnostic { file: file.to_string(), line: number, message });
-    }
+    let found = parse(&log);
     if found.is_empty() && !output.status.success() {
         return Err(Error::CompileFailed { compiler: program.to_string(), log: log.into_owned() });
     }
     Ok(found)
+}
+
+/// Reads what g++ and clang print. An error inside the shim is moved to the line that asked for the instantiation, which g++
+/// names before the error and clang in a note after it.
+fn parse(log: &str) -> Vec<Diagnostic> {
+    let mut found: Vec<Diagnostic> = Vec::new();
+    let mut asked: Option<(String, u32)> = None;
+    for line in log.lines() {
+        if let Some(origin) = line.split_once(":   required from").map(|(place, _)| place) {
+            asked = position(origin).filter(|(file, _)| !file.starts_with("msl/")).or(asked);
+            continue;
+        }
+        if let Some((origin, note)) = line.split_once(": note: ") {
+            if let Some(last) = found.last_mut().filter(|last| last.file.starts_with("msl/"))
+                && note.contains("requested here")
+                && let Some((file, number)) = position(origin).filter(|(file, _)| !file.starts_with("msl/"))
+            {
+                last.file = file;
+                last.line = number;
+            }
+            continue;
+        }
+        let marks = [": fatal error: ", ": error: ", ": warning: "];
+        let split = marks.iter().find_map(|mark| line.split_once(mark).map(|parts| (mark, parts)));
+        let Some((mark, (place, rest))) = split else { continue };
+        let Some((mut file, mut number)) = position(place) else { continue };
+        if let Some((other, line)) = asked.take().filter(|_| file.starts_with("msl/")) {
+            file = other;
+            number = line;
+        }
+        found.push(Diagnostic { file, line: number, message: format!("{}{rest}", &mark[2..]) });
+    }
+    found
+}
+
+/// `file:line:column` or `file:line`.
+fn position(place: &str) -> Option<(String, u32)> {
+    let (rest, last) = place.rsplit_once(':')?;
+    if let Some((file, line)) = rest.rsplit_once(':')
+        && let Ok(line) = line.parse()
+    {
+        return Some((file.to_string(), line));
+    }
+    Some((rest.to_string(), last.parse().ok()?))
 }

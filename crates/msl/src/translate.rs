@@ -119,6 +119,11 @@ pub(crate) fn body(unit: &Unit, target: Target) -> String {
         let token = &tokens[at];
         match token.kind {
             Kind::Pragma => out.pragma(token, target),
+            // Constant memory is read-only; clang's qualifier says so itself.
+            Kind::Ident if token.is("constant") && target != Target::Strict => {
+                let doubled = at > 0 && tokens[at - 1].is("const") || tokens.get(at + 1).is_some_and(|t| t.is("const"));
+                out.word(token, if doubled { "" } else { "const" });
+            }
             Kind::Number => out.word(token, &literal(&token.text)),
             Kind::Ident if swizzle(tokens, at) => {
                 let assigned =

@@ -204,3 +204,34 @@ fn atomics_count_every_thread_once() {
         assert_eq!(f32_values(&sum), [512.0]);
     }
 }
+
+#[test]
+fn executed_lines_are_counted() {
+    use msl::emulate::{Check, Coverage, Library, Options, coverage};
+    let text = "#include <metal_stdlib>\n\
+                using namespace metal;\n\
+                kernel void f(const device float* x [[buffer(0)]], device float* out [[buffer(1)]],\n\
+                              uint t [[thread_index_in_threadgroup]]) {\n\
+                    if (x[t] > 0.0f) {\n\
+                        out[t] = 1.0f;\n\
+                    } else {\n\
+                        out[t] = -1.0f;\n\
+                    }\n\
+                }\n";
+    // A text of its own each time, so that counts of an earlier run of this test are not seen.
+    let source = Source::new(
+        "lines.metal",
+        format!("{text}// {:?}\nconstant constexpr int RUN = {};\n", std::time::SystemTime::now(), std::process::id()),
+    );
+    let options = Options { check: Check::Off, coverage: Coverage::On, threads: 1 };
+    let library = Library::compile(&source, &options).unwrap();
+    let lines = |values: f32| {
+        let (x, out) = (f32_buffer(&[values; 32]), EmulatedBuffer::zeroed(128));
+        let mut pass = Pass::new();
+        pass.dispatch(&library, "f", Grid::line(1, 32), &[Binding::new(0, &x), Binding::new(1, &out)]).unwrap();
+        let counts = coverage(&library).unwrap();
+        [6, 8].map(|line| counts["lines.metal"][&line])
+    };
+    assert_eq!(lines(1.0), [32, 0]);
+    assert_eq!(lines(-1.0), [32, 32]);
+}
