@@ -8,4 +8,5 @@ pub mod config;
 pub mod device;
 pub mod graph;
 mod json;
+pub mod synth;
 pub mod text;

@@ -5,6 +5,7 @@
 mod parse;
 mod preset;
 mod rules;
+mod write;
 
 use std::collections::HashMap;
 

@@ -36,4 +36,26 @@ impl ModelConfig {
             quantization: QuantizationConfig { default: Some(Quantization { bits: 4, group_size: 64 }), modules },
         }
     }
+
+    /// A geometry small enough for tests in which everything occurs: both mixers, more value heads than key heads,
+    /// grouped queries, several 4-bit groups a row, 8-bit routers, and a vocabulary with room for a byte-level tokenizer.
+    pub fn tiny() -> Self {
+        ModelConfig {
+            hidden_size: 128,
+            num_attention_heads: 4,
+            head_dim: 64,
+            rotary_dim: 16,
+            linear_num_key_heads: 2,
+            linear_num_value_heads: 4,
+            linear_key_head_dim: 32,
+            linear_value_head_dim: 32,
+            num_experts: 8,
+            num_experts_per_tok: 3,
+            moe_intermediate_size: 64,
+            shared_expert_intermediate_size: 64,
+            vocab_size: 320,
+            max_position_embeddings: 8192,
+            ..Self::qwen36_35b_a3b().with_layers(4)
+        }
+    }
 }
