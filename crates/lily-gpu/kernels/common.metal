@@ -31,6 +31,9 @@ typedef WEIGHT_VECTOR WeightVec;
     device const WeightVec *NAME##_weight [[buffer(W)]], device const bfloat *NAME##_scales [[buffer(S)]], \
         device const bfloat *NAME##_biases [[buffer(B)]]
 
+// One instance of a kernel template under a name of its own.
+#define INSTANTIATE(NAME, ...) template [[host_name(NAME)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+
 #define POSITIONS                                                                                  \
     uint3 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]], \
         uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]

@@ -39,15 +39,10 @@ kernel void expert_down_norm(
             HIDDEN, x, scales[row * (TOP_K + 1) + slot], lane, sum);
     }
     matvec_reduce<SWITCH_DOWN_BITS, INNER, DOWN_OUT, 1>(sum);
-    if (lane % uint(Shape::LANES) != 0) {
-        for (int o = 0; o < DOWN_OUT; o++) {
-            sum[o][0] = 0.0f;
-        }
-    }
     // The shared expert may be wider, so that its rows lie over more lanes: each simdgroup computes the same outputs for it.
     float shared_scale = scales[row * (TOP_K + 1) + TOP_K];
     x.row[0] = act + TOP_K * INNER;
-    constexpr int SHARED_OUT = DOWN_OUT * Shape::SIDE / SharedShape::SIDE > 0 ? DOWN_OUT * Shape::SIDE / SharedShape::SIDE : 1;
+    constexpr int SHARED_OUT = (DOWN_OUT * Shape::SIDE + SharedShape::SIDE - 1) / SharedShape::SIDE;
     float shared_sum[SHARED_OUT][1];
     for (int o = 0; o < SHARED_OUT; o++) {
         shared_sum[o][0] = 0.0f;

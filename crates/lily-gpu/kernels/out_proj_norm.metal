@@ -1,7 +1,6 @@
 // Decode: the output projection of a mixer added to the residual stream; the threadgroup that arrives last norms the rows
 // for the experts. group.x output tile, group.y row tile; one arrival counter a row tile.
-//
-// The two kernels differ in the matrix alone: its inputs are the heads of a Gated DeltaNet or of attention.
+// The two instances differ in the matrix: its inputs are the heads of a Gated DeltaNet or of attention.
 
 template <int BITS, int GROUP, int INPUTS, int TOKENS>
 inline void out_proj_add(
@@ -41,32 +40,37 @@ inline void out_proj_add(
     }
 }
 
-#define OUT_PROJ_NORM(NAME, ROLE, INPUTS)                                                                      \
-    kernel void NAME(                                                                                          \
-        MATRIX(proj, 0, 1, 2), device const float *gain [[buffer(3)]], device const bfloat *input [[buffer(4)]], \
-        constant Step &step [[buffer(5)]], device atomic_uint *residual [[buffer(6)]],                         \
-        device bfloat *normed [[buffer(7)]], device atomic_uint *arrivals [[buffer(8)]], POSITIONS) {          \
-        threadgroup float scratch[OUT_PROJ_SIMDS];                                                             \
-        threadgroup uint flag[1];                                                                              \
-        constexpr uint TILES = MATVEC_TILES(HIDDEN, MATVEC_TILE(ROLE##_BITS, INPUTS, OUT_PROJ_OUT, OUT_PROJ_SIMDS)); \
-        uint row = group.y * ROW_TILE;                                                                         \
-        if (row >= step.rows) {                                                                                \
-            return;                                                                                            \
-        }                                                                                                      \
-        if (row + 1 == step.rows) {                                                                            \
-            out_proj_add<ROLE##_BITS, ROLE##_GROUP, INPUTS, 1>(                                                \
-                proj_weight, proj_scales, proj_biases, input, residual, group.x, row, step.rows, simd, lane);  \
-        } else {                                                                                               \
-            out_proj_add<ROLE##_BITS, ROLE##_GROUP, INPUTS, ROW_TILE>(                                         \
-                proj_weight, proj_scales, proj_biases, input, residual, group.x, row, step.rows, simd, lane);  \
-        }                                                                                                      \
-        if (last_to_arrive(arrivals + group.y, TILES, flag, thread_index)) {                                   \
-            for (uint r = row; r < min(row + ROW_TILE, step.rows); r++) {                                      \
-                rms_of_shared<OUT_PROJ_SIMDS>(                                                                 \
-                    residual + r * HIDDEN, gain, normed + r * HIDDEN, scratch, thread_index, simd, lane);      \
-            }                                                                                                  \
-        }                                                                                                      \
+template <int BITS, int GROUP, int INPUTS>
+kernel void out_proj_norm(
+    MATRIX(proj, 0, 1, 2),
+    device const float *gain [[buffer(3)]],
+    device const bfloat *input [[buffer(4)]],
+    constant Step &step [[buffer(5)]],
+    device atomic_uint *residual [[buffer(6)]],
+    device bfloat *normed [[buffer(7)]],
+    device atomic_uint *arrivals [[buffer(8)]],
+    POSITIONS) {
+    threadgroup float scratch[OUT_PROJ_SIMDS];
+    threadgroup uint flag[1];
+    constexpr uint TILES = MATVEC_TILES(HIDDEN, MATVEC_TILE(BITS, INPUTS, OUT_PROJ_OUT, OUT_PROJ_SIMDS));
+    uint row = group.y * ROW_TILE;
+    if (row >= step.rows) {
+        return;
     }
+    if (row + 1 == step.rows) {
+        out_proj_add<BITS, GROUP, INPUTS, 1>(
+            proj_weight, proj_scales, proj_biases, input, residual, group.x, row, step.rows, simd, lane);
+    } else {
+        out_proj_add<BITS, GROUP, INPUTS, ROW_TILE>(
+            proj_weight, proj_scales, proj_biases, input, residual, group.x, row, step.rows, simd, lane);
+    }
+    if (last_to_arrive(arrivals + group.y, TILES, flag, thread_index)) {
+        for (uint r = row; r < min(row + ROW_TILE, step.rows); r++) {
+            rms_of_shared<OUT_PROJ_SIMDS>(
+                residual + r * HIDDEN, gain, normed + r * HIDDEN, scratch, thread_index, simd, lane);
+        }
+    }
+}
 
-OUT_PROJ_NORM(out_proj_norm_gdn, GDN_OUT, VALUE_DIM)
-OUT_PROJ_NORM(out_proj_norm_attn, O, Q_DIM)
+INSTANTIATE("out_proj_norm_gdn", out_proj_norm<GDN_OUT_BITS, GDN_OUT_GROUP, VALUE_DIM>)
+INSTANTIATE("out_proj_norm_attn", out_proj_norm<O_BITS, O_GROUP, Q_DIM>)
