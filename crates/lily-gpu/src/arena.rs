@@ -81,8 +81,12 @@ mod tests {
     #[test]
     fn buffers_share_bytes_only_when_never_alive_together() {
         let request = |bytes, alive: &[(usize, usize)]| Request { bytes, alive: alive.to_vec() };
-        let requests =
-            [request(1024, &[(0, 2), (8, 9)]), request(512, &[(3, 5)]), request(512, &[(5, 6)]), request(256, &[(2, 3)])];
+        let requests = [
+            request(1024, &[(0, 2), (8, 9)]),
+            request(512, &[(3, 5)]),
+            request(512, &[(5, 6)]),
+            request(256, &[(2, 3)]),
+        ];
         let (offsets, total) = place(&requests);
         let overlap = |a: usize, b: usize| {
             offsets[a] < offsets[b] + requests[b].bytes && offsets[b] < offsets[a] + requests[a].bytes

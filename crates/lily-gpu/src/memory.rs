@@ -108,8 +108,7 @@ pub enum Input {
 }
 
 impl Input {
-    const ALL: [Input; 6] =
-        [Input::Step, Input::Tokens, Input::Rows, Input::Pages, Input::LogitRows, Input::Segments];
+    const ALL: [Input; 6] = [Input::Step, Input::Tokens, Input::Rows, Input::Pages, Input::LogitRows, Input::Segments];
 }
 
 /// Numbers of a row in the `rows` input.
@@ -269,12 +268,7 @@ impl DeviceMemory {
 
     /// Makes room for a step's block tables and logits. True where memory moved, so that programs must be built anew.
     /// No step may be unfinished.
-    pub fn grow<D: Driver>(
-        &mut self,
-        driver: &mut D,
-        model: &Model,
-        shape: &StepShape,
-    ) -> Result<(), DeviceError> {
+    pub fn grow<D: Driver>(&mut self, driver: &mut D, model: &Model, shape: &StepShape) -> Result<(), DeviceError> {
         let partials = partial_bytes(model, shape.table);
         if shape.phase == Phase::Decode && self.partials.bytes < partials {
             let old = self.partials;
