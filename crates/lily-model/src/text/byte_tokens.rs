@@ -10,11 +10,11 @@ pub(crate) struct ByteTokens {
 
 impl ByteTokens {
     /// Builds the table from (id, bytes) in ascending order of id.
-    pub fn new(tokens: impl IntoIterator<Item = (u32, Vec<u8>)>) -> Self {
+    pub fn new<'a>(tokens: impl IntoIterator<Item = (u32, &'a [u8])>) -> Self {
         let mut table = Self::default();
         for (id, bytes) in tokens {
             table.ends.resize(id as usize, table.bytes.len());
-            table.bytes.extend_from_slice(&bytes);
+            table.bytes.extend_from_slice(bytes);
             table.ends.push(table.bytes.len());
         }
         table
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn ids_without_a_token_have_no_bytes() {
-        let table = ByteTokens::new([(1, b"a".to_vec()), (4, b"bc".to_vec())]);
+        let table = ByteTokens::new([(1, &b"a"[..]), (4, b"bc")]);
         let found: Vec<_> = (0..7).map(|id| table.get(id)).collect();
         assert_eq!(found, [None, Some(&b"a"[..]), None, None, Some(&b"bc"[..]), None, None]);
         assert_eq!((table.len(), table.get(u32::MAX)), (5, None));

@@ -21,6 +21,7 @@ mod template;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
+mod tokenizer_file;
 mod tool_calls;
 mod tool_schema;
 mod tool_tags;

@@ -6,22 +6,25 @@
 //! tokens, exactly where the reference implementation cuts, so ids of ordinary conversations equal its ids.
 //! There is no beginning-of-sequence token. This file does not know the chat format.
 
+use std::collections::HashSet;
+use std::fmt;
 use std::path::Path;
 
+use ahash::AHashMap;
 use aho_corasick::{AhoCorasick, Input, MatchKind};
-use tokenizers::models::ModelWrapper;
-use tokenizers::{AddedVocabulary, PreTokenizerWrapper};
+use tokenizers::PreTokenizerWrapper;
+use tokenizers::models::bpe::BPE;
 
 use super::byte_tokens::{ByteTokens, alphabet_char, bytes_of};
 use super::marks::ControlLeads;
 use super::stretch_cache::StretchCache;
 use super::template::Prompt;
+use super::tokenizer_file::{AddedToken, Merge, Model, TokenizerFile, Vocab};
 
 /// More ids than any vocabulary has; bounds the table of a hostile file.
 const MAX_ID: u32 = 1 << 22;
 
 /// A loaded tokenizer, shared between threads.
-#[derive(Debug)]
 pub struct Tokenizer {
     /// Normalizer, pre-tokenizer and BPE, with no added tokens.
     bpe: tokenizers::Tokenizer,
@@ -31,6 +34,12 @@ pub struct Tokenizer {
     leads: ControlLeads,
     bytes: ByteTokens,
     stretches: StretchCache,
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -88,15 +97,18 @@ impl Tokenizer {
     /// # Errors
     /// What does not parse, and every kind but byte-level BPE whose added tokens match literally.
     pub fn from_bytes(json: &[u8]) -> Result<Self, TokenizerError> {
-        let mut bpe = tokenizers::Tokenizer::from_bytes(json).map_err(|e| TokenizerError::Parse(e.to_string()))?;
-        let controls = take_controls(&mut bpe)?;
-        check_model(&bpe)?;
+        let file: TokenizerFile = serde_json::from_slice(json).map_err(|e| TokenizerError::Parse(e.to_string()))?;
+        let controls = controls(file.added_tokens)?;
+        check_kind(&file.model, file.pre_tokenizer.as_ref())?;
+        let bytes = token_table(&file.model.vocab, &controls)?;
+        let bpe = bpe(file.model)?;
+        let mut bpe = tokenizers::Tokenizer::new(bpe);
+        bpe.with_normalizer(file.normalizer).with_pre_tokenizer(file.pre_tokenizer);
         let finder = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             .build(controls.iter().map(|c| &c.text))
             .map_err(|e| TokenizerError::Parse(e.to_string()))?;
         let leads = ControlLeads::of(controls.iter().map(|c| c.text.as_str()));
-        let bytes = token_table(&bpe, &controls)?;
         let tokenizer = Self { bpe, controls, finder, leads, bytes, stretches: StretchCache::default() };
         tokenizer.check_controls()?;
         Ok(tokenizer)
@@ -214,10 +226,10 @@ impl Tokenizer {
     }
 }
 
-/// Takes the added tokens out of `bpe`, sorted by id, together with everything that would change or cut a text.
-fn take_controls(bpe: &mut tokenizers::Tokenizer) -> Result<Vec<Control>, TokenizerError> {
-    let mut controls = Vec::new();
-    for (id, token) in bpe.get_added_tokens_decoder() {
+/// The added tokens, sorted by id. Those that would change or cut the text around them are refused.
+fn controls(added: Vec<AddedToken>) -> Result<Vec<Control>, TokenizerError> {
+    let mut controls = Vec::with_capacity(added.len());
+    for token in added {
         if token.lstrip || token.rstrip || token.single_word || token.normalized {
             let field = format!("added token {:?}", token.content);
             return Err(unsupported(
@@ -226,26 +238,30 @@ fn take_controls(bpe: &mut tokenizers::Tokenizer) -> Result<Vec<Control>, Tokeni
                 "literal matching",
             ));
         }
-        controls.push(Control { id, text: token.content, special: token.special });
+        // An empty one would be found everywhere; the reference implementation ignores it as well.
+        if !token.content.is_empty() {
+            controls.push(Control { id: token.id, text: token.content, special: token.special });
+        }
     }
     controls.sort_unstable_by_key(|c| c.id);
-    bpe.with_added_vocabulary(AddedVocabulary::new());
-    bpe.with_padding(None);
-    bpe.with_truncation(None).map_err(|e| TokenizerError::Parse(e.to_string()))?;
     Ok(controls)
 }
 
 /// Accepts byte-level BPE only: every text has ids, and they have exactly its bytes (after normalization).
-fn check_model(bpe: &tokenizers::Tokenizer) -> Result<(), TokenizerError> {
+fn check_kind(model: &Model, pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(), TokenizerError> {
     const SUPPORTED: &str = "byte-level BPE";
-    let ModelWrapper::BPE(model) = bpe.get_model() else {
-        return Err(unsupported("model.type", "not BPE", SUPPORTED));
-    };
-    if model.dropout.is_some() || model.byte_fallback {
-        return Err(unsupported("model", "a BPE with dropout or byte_fallback", SUPPORTED));
+    if let Some(kind) = model.kind.as_ref().filter(|kind| *kind != "BPE") {
+        return Err(unsupported("model.type", kind, SUPPORTED));
+    }
+    let is_set = |text: &Option<String>| text.as_ref().is_some_and(|t| !t.is_empty());
+    if model.dropout.is_some() || model.byte_fallback || is_set(&model.unk_token) {
+        return Err(unsupported("model", "a BPE with dropout, byte_fallback or unk_token", SUPPORTED));
+    }
+    if is_set(&model.continuing_subword_prefix) || is_set(&model.end_of_word_suffix) {
+        return Err(unsupported("model", "a BPE with continuing_subword_prefix or end_of_word_suffix", SUPPORTED));
     }
     let is_byte_level = |p: &PreTokenizerWrapper| matches!(p, PreTokenizerWrapper::ByteLevel(b) if !b.add_prefix_space);
-    let byte_level = match bpe.get_pre_tokenizer() {
+    let byte_level = match pre_tokenizer {
         Some(PreTokenizerWrapper::Sequence(steps)) => steps.as_ref().iter().any(is_byte_level),
         Some(one) => is_byte_level(one),
         None => false,
@@ -253,26 +269,32 @@ fn check_model(bpe: &tokenizers::Tokenizer) -> Result<(), TokenizerError> {
     if !byte_level {
         return Err(unsupported("pre_tokenizer", "without ByteLevel (add_prefix_space false)", SUPPORTED));
     }
-    if let Some(byte) = (0..=255).find(|&b| bpe.token_to_id(&alphabet_char(b).to_string()).is_none()) {
+    let single: HashSet<&str> =
+        model.vocab.0.iter().map(|(entry, _)| entry.as_str()).filter(|e| e.len() <= 2).collect();
+    if let Some(byte) = (0..=255).find(|&b| !single.contains(alphabet_char(b).to_string().as_str())) {
         return Err(unsupported("model.vocab", format!("without a token for byte {byte}"), SUPPORTED));
     }
     Ok(())
 }
 
-fn token_table(bpe: &tokenizers::Tokenizer, controls: &[Control]) -> Result<ByteTokens, TokenizerError> {
-    let mut tokens = Vec::with_capacity(bpe.get_vocab_size(false) + controls.len());
-    for (entry, id) in bpe.get_vocab(false) {
-        let bytes = bytes_of(&entry);
-        tokens.push((id, bytes.unwrap_or_else(|| entry.into_bytes())));
-    }
-    // A control token replaces a vocabulary entry of the same id: the sort is stable and the last one stays.
-    tokens.extend(controls.iter().map(|c| (c.id, c.text.clone().into_bytes())));
-    tokens.sort_by_key(|(id, _)| *id);
-    tokens.reverse();
-    tokens.dedup_by_key(|(id, _)| *id);
-    tokens.reverse();
-    if let Some((id, _)) = tokens.last().filter(|(id, _)| *id >= MAX_ID) {
+fn bpe(model: Model) -> Result<BPE, TokenizerError> {
+    let merges = model.merges.into_iter().map(|Merge(left, right)| (left, right)).collect();
+    BPE::builder()
+        .vocab_and_merges(model.vocab.0.into_iter().collect::<AHashMap<_, _>>(), merges)
+        .ignore_merges(model.ignore_merges)
+        .build()
+        .map_err(|e| TokenizerError::Parse(e.to_string()))
+}
+
+fn token_table(vocab: &Vocab, controls: &[Control]) -> Result<ByteTokens, TokenizerError> {
+    // Where ids coincide, the last token stays: the added one.
+    let entries = vocab.0.iter().map(|(entry, id)| (*id, entry.as_str(), bytes_of(entry)));
+    let controls = controls.iter().map(|c| (c.id, c.text.as_str(), None));
+    let mut tokens: Vec<_> = entries.chain(controls).collect();
+    tokens.sort_by_key(|(id, ..)| *id);
+    if let Some((id, ..)) = tokens.last().filter(|(id, ..)| *id >= MAX_ID) {
         return Err(unsupported("model.vocab", format!("with id {id}"), "ids below 4194304"));
     }
-    Ok(ByteTokens::new(tokens))
+    let last_of_id = tokens.chunk_by(|a, b| a.0 == b.0).filter_map(|same| same.last());
+    Ok(ByteTokens::new(last_of_id.map(|(id, text, bytes)| (*id, bytes.as_deref().unwrap_or(text.as_bytes())))))
 }

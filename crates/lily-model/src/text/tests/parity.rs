@@ -50,6 +50,23 @@ fn what_is_no_byte_level_bpe_is_refused() {
     json["added_tokens"][0]["lstrip"] = true.into();
     assert!(refuse(&json.to_string()).contains("<|endoftext|>"));
     json["added_tokens"][0]["lstrip"] = false.into();
-    json["pre_tokenizer"] = serde_json::Value::Null;
-    assert!(refuse(&json.to_string()).contains("pre_tokenizer"));
+    let json = json;
+    let changed = |path: &str, value: serde_json::Value| {
+        let mut json = json.clone();
+        *json.pointer_mut(path).unwrap() = value;
+        refuse(&json.to_string())
+    };
+    assert!(changed("/pre_tokenizer", serde_json::Value::Null).contains("pre_tokenizer"));
+    assert!(changed("/model/type", "Unigram".into()).contains("model.type"));
+    assert!(changed("/model/continuing_subword_prefix", "é".into()).contains("continuing_subword_prefix"));
+    assert!(changed("/model/vocab/a", u32::MAX.into()).contains("4294967295"));
+    assert!(changed("/model/vocab/a", (-1).into()).contains("does not parse"));
+    assert!(changed("/model/merges/0", serde_json::json!(["nowhere", "a"])).contains("nowhere"));
+    assert!(changed("/model/merges/0", serde_json::json!(["a", "b", "c"])).contains("two tokens"));
+    assert!(changed("/model/vocab", serde_json::json!({})).contains("byte 0"));
+    // An added token that the merges can also make could be typed by a user.
+    let mut typed = json["added_tokens"][0].clone();
+    typed["content"] = "the".into();
+    typed["id"] = json["model"]["vocab"]["the"].clone();
+    assert!(changed("/added_tokens/0", typed).contains("model.merges"));
 }
