@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use lily_model::device::DeviceError;
-
 use crate::sampler::SamplingError;
 
 /// Why [`crate::Engine::submit`] refused a request.
@@ -78,10 +76,15 @@ pub enum EngineError {
         /// What would have been accepted.
         accepted: String,
     },
+    /// The cache directory cannot be used.
+    #[error("cache directory {path}: {source}")]
+    CacheDir {
+        /// The folder.
+        path: std::path::PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// The worker thread could not be started.
     #[error("cannot start the engine's thread: {0}")]
     Thread(#[source] std::io::Error),
-    /// The device refused a first operation.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
 }

@@ -1,5 +1,7 @@
 //! Counters of an engine as plain numbers; exporting them is the caller's business.
 
+use std::time::Duration;
+
 /// A histogram with fixed bounds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Histogram {
@@ -15,6 +17,37 @@ impl Histogram {
     /// Observations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
+    }
+}
+
+impl Histogram {
+    fn with_bounds(bounds: &[f64]) -> Self {
+        Histogram { bounds: bounds.to_vec(), counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+}
+
+/// Counts one observation.
+pub(crate) fn observe(histogram: &mut Histogram, value: Duration) {
+    let seconds = value.as_secs_f64();
+    let bucket = histogram.bounds.partition_point(|&b| b < seconds);
+    if let Some(count) = histogram.counts.get_mut(bucket) {
+        *count += 1;
+        histogram.sum += seconds;
+    }
+}
+
+impl MetricsSnapshot {
+    /// All zero, histograms with their bounds.
+    pub(crate) fn new(pages_total: usize) -> Self {
+        let slow = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0];
+        let fast = [0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0];
+        MetricsSnapshot {
+            pages_total: pages_total as u64,
+            time_to_first_token: Histogram::with_bounds(&slow),
+            inter_token: Histogram::with_bounds(&fast),
+            queue_time: Histogram::with_bounds(&slow),
+            ..MetricsSnapshot::default()
+        }
     }
 }
 

@@ -1,6 +1,14 @@
 //! Constrained decoding: which tokens may come next.
 
+mod compiler;
+mod limits;
+mod mask;
+mod tool_call;
+mod vocabulary;
+
 use std::fmt;
+
+pub(crate) use compiler::Compiler;
 
 /// A set of token ids, one bit each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,6 +54,9 @@ pub trait TokenMask: Send + fmt::Debug {
 
     /// Takes note of a token that was generated.
     fn advance(&mut self, token: u32) -> Result<(), ConstraintError>;
+
+    /// An independent copy in the same state, for another answer to the same request.
+    fn fork(&self) -> Box<dyn TokenMask>;
 }
 
 /// What the answer must look like.
