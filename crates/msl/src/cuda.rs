@@ -28,11 +28,20 @@ pub struct CudaSource {
 /// Options NVRTC needs for a translated source, besides the architecture.
 pub const NVRTC_OPTIONS: [&str; 2] = ["-default-device", "-std=c++20"];
 
-/// Translates a source.
+/// Translates a source. Kernels with `[[max_total_threads_per_threadgroup(n)]]` get it as their launch bound.
 ///
 /// # Errors
 /// The source does not follow the subset, or two kernels get one entry name.
 pub fn translate(source: &Source) -> Result<CudaSource, Error> {
+    translate_for(source, &|_| None)
+}
+
+/// Translates a source whose dispatch sizes are known: `threads` gives the threads per threadgroup a kernel is launched
+/// with, which becomes its launch bound, so that the compiler knows how many registers a thread may have.
+///
+/// # Errors
+/// The source does not follow the subset, or two kernels get one entry name.
+pub fn translate_for(source: &Source, threads: &dyn Fn(&KernelReflection) -> Option<u32>) -> Result<CudaSource, Error> {
     let unit = reflect(source)?;
     let names: Vec<String> = unit.reflections.iter().map(|kernel| symbol(&kernel.name)).collect();
     for (index, name) in names.iter().enumerate() {
@@ -42,7 +51,7 @@ pub fn translate(source: &Source) -> Result<CudaSource, Error> {
             return Err(Error::Syntax { file: source.name(file).to_string(), line, message });
         }
     }
-    let text = format!("{}{}{}", shim(Target::Cuda), body(&unit, Target::Cuda), cuda_entries(&unit, &names));
+    let text = format!("{}{}{}", shim(Target::Cuda), body(&unit, Target::Cuda), cuda_entries(&unit, &names, threads));
     let entries =
         names.into_iter().zip(unit.reflections).map(|(symbol, kernel)| CudaEntry { symbol, kernel }).collect();
     Ok(CudaSource { text, entries })

@@ -319,23 +319,30 @@ pub(crate) fn host_entries(unit: &Unit) -> String {
 
 /// Explicit instantiations of the kernel templates, so that their bodies are checked.
 pub(crate) fn strict_entries(unit: &Unit) -> String {
-    let mut text = String::from("#line 1 \"msl/entries\"\nnamespace metal { namespace kernels {\n");
+    let mut text = String::from("namespace metal { namespace kernels {\n");
     for instance in &unit.instantiations {
-        let _ = writeln!(text, "template decltype({0}) {0};", instance.function);
+        let token = &unit.tokens[instance.start];
+        let name = &unit.names[token.file as usize];
+        let _ = writeln!(text, "#line {} \"{name}\"\ntemplate decltype({1}) {1};", token.line, instance.function);
     }
     text.push_str("}}\n");
     text
 }
 
 /// `extern "C" __global__` entry points, one a kernel: device pointers in order of buffer index.
-pub(crate) fn cuda_entries(unit: &Unit, names: &[String]) -> String {
+pub(crate) fn cuda_entries(
+    unit: &Unit,
+    names: &[String],
+    threads: &dyn Fn(&crate::KernelReflection) -> Option<u32>,
+) -> String {
     let mut text = String::from("#line 1 \"msl/entries\"\n");
     for (index, kernel) in unit.reflections.iter().enumerate() {
         let params: Vec<String> = kernel.buffers().iter().map(|b| format!("void* msl_b{}", b.index)).collect();
-        let bounds = kernel.max_threads.map_or_else(|| "1024".to_string(), |n| n.to_string());
+        let bounds = threads(kernel).or(kernel.max_threads);
+        let bounds = bounds.map_or_else(String::new, |n| format!("__launch_bounds__({n}) "));
         let _ = writeln!(
             text,
-            "extern \"C\" __global__ void __launch_bounds__({bounds}) {}({}) {{\n\
+            "extern \"C\" __global__ void {bounds}{}({}) {{\n\
              \x20   using namespace metal; using namespace metal::kernels;\n\
              \x20   const MslThread msl_t = msl_this_thread(); (void)msl_t;\n\
              \x20   metal::kernels::{}({});\n}}",

@@ -48,6 +48,7 @@ fn words_that_metal_lacks_are_found() {
     ] {
         assert_eq!(rules(text), ["not in Metal"], "{text}");
     }
+    assert_eq!(rules("float f(float x) { float log1p = log(1.0f + x); return log1p; }"), [""; 0]);
     assert_eq!(rules("void f() { float x = -INFINITY; }"), ["fast math"]);
     assert_eq!(rules("void f() { bool x = isnan(1.0f); }"), ["fast math"]);
     assert_eq!(rules("void __metal_f() { }"), ["reserved name"]);
@@ -118,6 +119,16 @@ fn threadgroup_memory_is_declared_at_kernel_scope_without_initialiser() {
     assert!(error(param).contains("at kernel scope"));
     assert_eq!(rules(&kernel("threadgroup float x[4]; threadgroup float* q = x + 1;")), [""; 0]);
     assert_eq!(rules("threadgroup float x[4];"), ["scope"]);
+}
+
+#[test]
+fn a_template_is_instantiated_once_with_the_same_arguments() {
+    let text = "template <int N> [[kernel]] void f(device float* p [[buffer(0)]]) { p[0] = N; }\n\
+        template [[host_name(\"a\")]] [[kernel]] decltype(f<1>) f<1>;\n\
+        template [[host_name(\"b\")]] [[kernel]] decltype(f<2>) f<2>;\n";
+    assert_eq!(rules(text), [""; 0]);
+    let again = "template [[host_name(\"c\")]] [[kernel]] decltype(f<1>) f<1>;";
+    assert_eq!(rules(&format!("{text}{again}")), ["instantiation"]);
 }
 
 #[test]

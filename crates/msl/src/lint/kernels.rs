@@ -56,6 +56,14 @@ pub(super) fn check(findings: &mut Findings) {
             findings.add(token, "buffer index", message);
         }
     }
+    for (at, instance) in unit.instantiations.iter().enumerate() {
+        let same = unit.instantiations[..at].iter().find(|other| other.function == instance.function);
+        if let Some(first) = same {
+            // clang, and so Apple's compiler, takes an explicit instantiation once, whatever its host name.
+            let message = format!("{} is instantiated already, as \"{}\"", instance.function, first.name);
+            findings.add(&unit.tokens[instance.start], "instantiation", message);
+        }
+    }
     for kernel in &unit.reflections {
         let sum = kernel.threadgroup_bytes().unwrap_or(0);
         if sum > THREADGROUP_LIMIT {

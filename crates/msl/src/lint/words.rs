@@ -27,6 +27,9 @@ const WORDS: [(&str, &str); 18] = [
     ("printf", "Metal has no printf"),
 ];
 
+/// Those of [`WORDS`] that are functions: other uses of the name are fine.
+const FUNCTIONS: [&str; 4] = ["log1p", "erf", "printf", "thread_elements"];
+
 /// Words that fast math, Metal's default, may optimise away.
 const FAST_MATH: [&str; 3] = ["INFINITY", "isnan", "isinf"];
 
@@ -56,6 +59,8 @@ pub(super) fn check(findings: &mut Findings) {
             let member = at > 0 && (tokens[at - 1].is(".") || tokens[at - 1].is("->"));
             let deleted = token.is("delete") && at > 0 && tokens[at - 1].is("=");
             let found = WORDS.iter().find(|(word, _)| token.is(word));
+            let called = tokens.get(at + 1).is_some_and(|t| t.is("("));
+            let found = found.filter(|(word, _)| called || !FUNCTIONS.contains(word));
             if let Some((word, why)) = found.filter(|(word, _)| !deleted && (!member || *word == "thread_elements")) {
                 findings.add(token, "not in Metal", format!("{word}: {why}"));
             }
