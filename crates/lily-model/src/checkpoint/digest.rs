@@ -3,7 +3,7 @@
 
 /// Absorbs bytes, then gives 128 bits. The pieces in which bytes arrive do not matter.
 #[derive(Clone)]
-pub(super) struct Digest {
+pub(crate) struct Digest {
     lanes: [u64; 4],
     pending: [u8; 32],
     len: u64,

@@ -35,7 +35,7 @@ use crate::config::{ConfigError, ModelConfig};
 use crate::graph::{Model, WeightId, WeightKind};
 use crate::json;
 use bind::ShardEntries;
-use digest::Digest;
+pub(crate) use digest::Digest;
 use files::Files;
 
 /// Text files kept for [`Checkpoint::text_file`].

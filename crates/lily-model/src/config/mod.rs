@@ -7,6 +7,9 @@ mod preset;
 mod rules;
 mod write;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 
 /// A value of `config.json` that is missing, of the wrong type, or outside what Lily supports.

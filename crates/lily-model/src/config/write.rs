@@ -8,7 +8,7 @@ use super::{LayerType, ModelConfig, Quantization, QuantizationConfig};
 
 impl ModelConfig {
     /// `config.json` in the MLX layout. [`ModelConfig::from_json`] of it gives `self` again, for every config that
-    /// `from_json` can give.
+    /// `from_json` can give (a `rope_theta` of more than 15 digits may lose its last bit, as `serde_json` reads it).
     pub fn to_json(&self) -> String {
         let mut text = json!({
             "model_type": "qwen3_5_moe_text",

@@ -144,7 +144,10 @@ fn tensors(spec: &WeightSpec) -> Vec<Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::checkpoint::Digest;
     use crate::config::ModelConfig;
 
     #[test]
@@ -157,6 +160,63 @@ mod tests {
         for shard in &layout.shards {
             assert!(shard.len - shard.header.len() as u64 <= SHARD_LIMIT);
             assert_eq!(shard.header.len() % 8, 0);
+        }
+    }
+
+    /// Language-model tensors of the published checkpoint: sorted lines of name, type and shape, tabs between them.
+    fn published_lines() -> Vec<String> {
+        let layout = layout(&Model::new(ModelConfig::qwen36_35b_a3b()).unwrap());
+        let mut lines = Vec::new();
+        for shard in &layout.shards {
+            let header: Map<String, Value> = serde_json::from_slice(&shard.header[8..]).unwrap();
+            for (name, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {
+                let dtype = if entry["dtype"] == "U32" { "uint32" } else { "bfloat16" };
+                let shape = entry["shape"].as_array().unwrap().iter().map(Value::to_string).collect::<Vec<_>>();
+                lines.push(format!("{name}\t{dtype}\t[{}]", shape.join(", ")));
+            }
+        }
+        lines.sort_unstable();
+        lines
+    }
+
+    #[test]
+    fn the_35b_geometry_lists_the_published_tensors() {
+        let lines = published_lines();
+        let mut digest = Digest::default();
+        lines.iter().for_each(|line| digest.field(line.as_bytes()));
+        // Computed from the list of the published checkpoint's tensors, which the next test compares line by line where
+        // it is at hand.
+        assert_eq!(format!("{} {:032x}", lines.len(), digest.finish()), "1757 34a67f3788a31fa072e0f8bf9fb10ced");
+    }
+
+    #[test]
+    fn the_published_list_agrees_line_by_line_where_it_is_at_hand() {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let places = ["../shared", "../../shared"].map(|place| repository.join(place).join("qwen36/real_tensors.tsv"));
+        let Some(text) = places.iter().find_map(|path| std::fs::read_to_string(path).ok()) else {
+            eprintln!("not compared: the list of the published tensors is not beside the repository");
+            return;
+        };
+        let mut published: Vec<String> = text
+            .lines()
+            .filter(|line| line.starts_with("language_model."))
+            .map(|line| line.split('\t').take(3).collect::<Vec<_>>().join("\t"))
+            .collect();
+        published.sort_unstable();
+        assert_eq!(published_lines(), published);
+    }
+
+    #[test]
+    fn a_quantized_weight_is_never_split_between_shards() {
+        let model = Model::new(ModelConfig::tiny()).unwrap();
+        let largest = model.weights.iter().map(|spec| tensors(spec).iter().map(|t| t.len).sum::<u64>()).max();
+        for limit in [1, 4096, 100_000] {
+            let layout = layout_within(&model, limit);
+            assert!(layout.shards.len() > 1);
+            for shard in &layout.shards {
+                assert!(shard.len - shard.header.len() as u64 <= limit.max(largest.unwrap_or(0)));
+            }
+            assert_eq!(layout.tensors, super::layout(&model).tensors);
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Checkpoints that must load: the miniature, the fixtures, and every storage form the rules allow.
 
+mod abuse;
+mod folders;
+
 use std::path::{Path, PathBuf};
 
 use super::*;
