@@ -218,11 +218,9 @@ fn executed_lines_are_counted() {
                         out[t] = -1.0f;\n\
                     }\n\
                 }\n";
-    // A text of its own each time, so that counts of an earlier run of this test are not seen.
-    let source = Source::new(
-        "lines.metal",
-        format!("{text}// {:?}\nconstant constexpr int RUN = {};\n", std::time::SystemTime::now(), std::process::id()),
-    );
+    // A text of its own each time, so that counts of an earlier run are not seen.
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos();
+    let source = Source::new("lines.metal", format!("{text}constant constexpr ulong RUN = {}ul;\n", now as u64));
     let options = Options { check: Check::Off, coverage: Coverage::On, threads: 1 };
     let library = Library::compile(&source, &options).unwrap();
     let lines = |values: f32| {
@@ -234,4 +232,7 @@ fn executed_lines_are_counted() {
     };
     assert_eq!(lines(1.0), [32, 0]);
     assert_eq!(lines(-1.0), [32, 32]);
+    for extension in ["so", "o", "cpp", "gcno", "gcda"] {
+        let _ = std::fs::remove_file(library.path().with_extension(extension));
+    }
 }
