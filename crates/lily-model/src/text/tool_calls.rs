@@ -70,7 +70,7 @@ pub struct ToolCallParser {
     schemas: Arc<ToolSchemas>,
     state: State,
     /// Text whose meaning the next piece decides: a few hundred bytes at most.
-    held: String,
+    pub(super) held: String,
     /// White space after the last content, dropped if a call follows.
     spaces: String,
     /// Whether the current line of content is blank so far.

@@ -55,10 +55,10 @@ fn control_strings_in_any_field_stay_data() {
     for template in templates() {
         for tokenizer in [mini(), qwen36()] {
             for call in [false, true] {
-                let (expected, _) = controls_in(&template, tokenizer, "harmless", call);
+                let (expected, _) = controls_in(template, tokenizer, "harmless", call);
                 assert!(expected.len() > 10);
                 let word = hostile_text(tokenizer);
-                let (found, text) = controls_in(&template, tokenizer, &word, call);
+                let (found, text) = controls_in(template, tokenizer, &word, call);
                 assert_eq!(found, expected);
                 assert!(text.contains(&word));
             }

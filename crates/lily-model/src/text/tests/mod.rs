@@ -25,11 +25,12 @@ fn qwen36() -> &'static Tokenizer {
 }
 
 /// The miniature's template, and the published one where this machine has it.
-fn templates() -> Vec<ChatTemplate> {
-    let leads = qwen36().control_leads();
-    let ours = ChatTemplate::load(&repository().join("assets/mini"), leads).unwrap();
-    let published = repository().join("../shared/qwen36");
-    let published =
-        published.join("chat_template.jinja").exists().then(|| ChatTemplate::load(&published, leads).unwrap());
-    std::iter::once(ours).chain(published).collect()
+fn templates() -> &'static [ChatTemplate] {
+    static LOADED: OnceLock<Vec<ChatTemplate>> = OnceLock::new();
+    LOADED.get_or_init(|| {
+        let published = repository().join("../shared/qwen36");
+        let published = published.join("chat_template.jinja").exists().then_some(published);
+        let directories = std::iter::once(repository().join("assets/mini")).chain(published);
+        directories.map(|dir| ChatTemplate::load(&dir, qwen36().control_leads()).unwrap()).collect()
+    })
 }

@@ -175,21 +175,21 @@ fn a_string_streams_while_it_arrives() {
 }
 
 #[test]
-fn endless_white_space_and_tags_take_linear_time() {
-    let started = std::time::Instant::now();
-    for piece in ["\n", "<", "<tool_call>", "<tool_call>\n<function=f>\n<parameter=zip>\n</parameter>", " "] {
-        for prefix in ["", "<tool_call>\n<function=f>\n", "<tool_call>\n<function=f>\n<parameter=any>"] {
+fn what_is_held_back_is_bounded_and_so_time_is_linear() {
+    let pieces = ["\n", "<", "<tool_call>", "<tool_call>\n<function=f>\n<parameter=zip>\n</parameter>", " ", "a", "</parameter> "];
+    let prefixes = ["", "<tool_call>", "<function=", "<tool_call>\n<function=f>\n", "<tool_call>\n<function=f>\n<parameter=zip>"];
+    for piece in pieces {
+        for prefix in prefixes {
             let mut parser = ToolCallParser::new(schemas());
             let mut events = Vec::new();
             parser.push(prefix, &mut events);
-            for _ in 0..50_000 {
+            for _ in 0..2_000 {
                 parser.push(piece, &mut events);
                 events.clear();
+                assert!(parser.held.len() < 600, "{prefix:?} {piece:?}: {}", parser.held.len());
             }
-            parser.finish(Ending::Cut, &mut events);
         }
     }
-    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
 }
 
 fn fragments() -> impl Strategy<Value = String> {
