@@ -176,8 +176,17 @@ fn a_string_streams_while_it_arrives() {
 
 #[test]
 fn what_is_held_back_is_bounded_and_so_time_is_linear() {
-    let pieces = ["\n", "<", "<tool_call>", "<tool_call>\n<function=f>\n<parameter=zip>\n</parameter>", " ", "a", "</parameter> "];
-    let prefixes = ["", "<tool_call>", "<function=", "<tool_call>\n<function=f>\n", "<tool_call>\n<function=f>\n<parameter=zip>"];
+    let pieces = [
+        "\n",
+        "<",
+        "<tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=zip>\n</parameter>",
+        " ",
+        "a",
+        "</parameter> ",
+    ];
+    let prefixes =
+        ["", "<tool_call>", "<function=", "<tool_call>\n<function=f>\n", "<tool_call>\n<function=f>\n<parameter=zip>"];
     for piece in pieces {
         for prefix in prefixes {
             let mut parser = ToolCallParser::new(schemas());
