@@ -1,0 +1,257 @@
+//! What every dialect's request comes down to, and how it becomes tokens and running generations.
+
+use std::sync::Arc;
+
+use lily_engine::constraint::{ConstraintSpec, ToolCallCount, ToolSpec};
+use lily_engine::{EosRule, PrefixCacheUse, Request, SamplingParams, Thinking};
+use lily_model::text::{Conversation, Message, ReasoningStart, ToolSchemas};
+use serde_json::{Map, Value, json};
+
+use super::answer::Form;
+use super::choices::{Choice, Choices};
+use super::error::ApiError;
+use super::state::Serving;
+
+/// A request, in no dialect.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// What the model reads.
+    pub prompt: Prompt,
+    /// How tokens are chosen; choice i of several uses `seed + i`.
+    pub sampling: SamplingParams,
+    /// Most tokens to generate.
+    pub max_tokens: Option<usize>,
+    /// Fewest tokens before an end.
+    pub min_tokens: usize,
+    /// What an end-of-sequence id does.
+    pub eos: EosRule,
+    /// Strings that end the answer.
+    pub stop: Vec<String>,
+    /// Alternatives to report for each token.
+    pub logprobs: Option<usize>,
+    /// Most tokens of thinking.
+    pub thinking_budget: Option<usize>,
+    /// Answers wanted.
+    pub n: usize,
+    /// What the answer must look like, and the field that said so.
+    pub format: Option<(ConstraintSpec, String)>,
+}
+
+/// What the model reads.
+#[derive(Debug, Clone)]
+pub enum Prompt {
+    /// A conversation, rendered by the checkpoint's template.
+    Chat(Chat),
+    /// Text whose control strings are control tokens.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+/// A conversation.
+#[derive(Debug, Clone, Default)]
+pub struct Chat {
+    /// Messages, in the order the template takes.
+    pub messages: Vec<Message>,
+    /// Tools the model may call.
+    pub tools: Vec<Tool>,
+    /// Whether it must.
+    pub tool_choice: ToolChoice,
+    /// How many calls an answer may have.
+    pub parallel_calls: ParallelCalls,
+    /// Further variables of the template.
+    pub kwargs: Map<String, Value>,
+}
+
+/// A function the model may call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tool {
+    /// Name.
+    pub name: String,
+    /// For the model.
+    pub description: Option<String>,
+    /// JSON schema of the arguments.
+    pub parameters: Value,
+    /// Path of the schema in the request, for errors.
+    pub path: String,
+}
+
+impl Tool {
+    /// The definition as the template prints it.
+    fn definition(&self) -> Value {
+        let mut function = Map::new();
+        function.insert("name".into(), self.name.clone().into());
+        if let Some(text) = &self.description {
+            function.insert("description".into(), text.clone().into());
+        }
+        function.insert("parameters".into(), self.parameters.clone());
+        json!({"type": "function", "function": function})
+    }
+}
+
+/// Whether tools are called.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// If the model likes.
+    #[default]
+    Auto,
+    /// Never; the model is not told of them.
+    None,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// How many calls an answer may have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ParallelCalls {
+    /// Any number.
+    #[default]
+    Many,
+    /// One: the answer ends with it.
+    One,
+}
+
+/// A prompt as tokens.
+#[derive(Debug)]
+pub struct Tokenized {
+    /// Ids.
+    pub tokens: Vec<u32>,
+    /// What is generated after them.
+    pub form: Form,
+    branch_points: Vec<usize>,
+}
+
+impl Chat {
+    /// Tools the model is told of.
+    fn offered(&self) -> &[Tool] {
+        if self.tool_choice == ToolChoice::None { &[] } else { &self.tools }
+    }
+}
+
+impl Prompt {
+    /// Renders and tokenizes. Takes a while for long prompts: call it off the async threads.
+    pub fn tokenize(&self, serving: &Serving) -> Result<Tokenized, ApiError> {
+        let encode = |error: lily_model::text::TokenizerError| ApiError::invalid("prompt", error.to_string());
+        let plain = |tokens| Tokenized { tokens, form: Form::Raw, branch_points: Vec::new() };
+        match self {
+            Prompt::Tokens(tokens) => Ok(plain(tokens.clone())),
+            Prompt::Text(text) => Ok(plain(serving.tokenizer.encode_markup(text).map_err(encode)?)),
+            Prompt::Chat(chat) => {
+                let tools: Vec<Value> = chat.offered().iter().map(Tool::definition).collect();
+                let rendered = serving.template.render(&Conversation {
+                    messages: &chat.messages,
+                    tools: &tools,
+                    kwargs: &chat.kwargs,
+                    add_generation_prompt: true,
+                })?;
+                let tokens = serving.tokenizer.encode_prompt(&rendered).map_err(encode)?;
+                let begin = ReasoningStart::of_prompt(rendered.text());
+                let tools = (!tools.is_empty()).then(|| Arc::new(ToolSchemas::new(&tools)));
+                let branch_points = serving.branch_points(&tokens);
+                Ok(Tokenized { tokens, form: Form::Chat { begin, tools }, branch_points })
+            }
+        }
+    }
+}
+
+impl Ask {
+    /// A plain request for a prompt.
+    pub fn new(prompt: Prompt, sampling: SamplingParams) -> Self {
+        Ask {
+            prompt,
+            sampling,
+            max_tokens: None,
+            min_tokens: 0,
+            eos: EosRule::Stop,
+            stop: Vec::new(),
+            logprobs: None,
+            thinking_budget: None,
+            n: 1,
+            format: None,
+        }
+    }
+
+    /// The constraint that tools and format come to, with the field to blame for it.
+    fn constraint(&self) -> Result<Option<(ConstraintSpec, String)>, ApiError> {
+        let Prompt::Chat(chat) = &self.prompt else { return Ok(self.format.clone()) };
+        let (tools, count) = match &chat.tool_choice {
+            ToolChoice::None => return Ok(self.format.clone()),
+            ToolChoice::Auto if self.format.is_some() && !chat.tools.is_empty() => {
+                let message = "`response_format` and `grammar` allow no tool call, so with tools they need \
+                               `tool_choice` \"none\" (an answer in that format) or \"required\" (a call)";
+                return Err(ApiError::invalid("tool_choice", message));
+            }
+            ToolChoice::Auto => return Ok(self.format.clone()),
+            ToolChoice::Required => (chat.tools.iter().collect::<Vec<_>>(), chat.parallel_calls),
+            ToolChoice::Named(name) => {
+                (chat.tools.iter().filter(|tool| tool.name == *name).collect(), ParallelCalls::One)
+            }
+        };
+        if tools.is_empty() {
+            return Err(ApiError::invalid("tool_choice", "`tool_choice` asks for a tool that `tools` does not have"));
+        }
+        let spec = ConstraintSpec::ToolCalls {
+            tools: tools
+                .iter()
+                .map(|tool| ToolSpec { name: tool.name.clone(), parameters: tool.parameters.clone() })
+                .collect(),
+            calls: match count {
+                ParallelCalls::Many => ToolCallCount::Many,
+                ParallelCalls::One => ToolCallCount::One,
+            },
+        };
+        Ok(Some((spec, "tools".into())))
+    }
+
+    /// Tokenizes, compiles the constraint and submits. Blocks: call it off the async threads.
+    fn start_blocking(self, serving: &Serving) -> Result<Choices, ApiError> {
+        let constraint = self.constraint()?;
+        let prompt = self.prompt.tokenize(serving)?;
+        let only_one_call = matches!(&self.prompt, Prompt::Chat(chat) if chat.parallel_calls == ParallelCalls::One);
+        let param = match self.prompt {
+            Prompt::Chat(_) => "messages",
+            _ => "prompt",
+        };
+        let mut choices = Vec::with_capacity(self.n);
+        for index in 0..self.n {
+            let mut sampling = self.sampling.clone();
+            sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index as u64));
+            let mut request = Request::new(prompt.tokens.clone(), sampling);
+            request.max_tokens = self.max_tokens;
+            request.min_tokens = self.min_tokens;
+            request.eos = self.eos;
+            request.stop = self.stop.clone();
+            request.logprobs = self.logprobs;
+            request.thinking = match prompt.form {
+                Form::Chat { begin: ReasoningStart::Open, .. } => Thinking::Open { budget: self.thinking_budget },
+                Form::Chat { .. } | Form::Raw => Thinking::Closed,
+            };
+            request.branch_points = prompt.branch_points.clone();
+            request.prefix_cache = PrefixCacheUse::ReadWrite;
+            request.deadline = serving.deadline();
+            if let Some((spec, field)) = &constraint {
+                let mask = serving.engine.compile_constraint(spec);
+                request.constraint = Some(mask.map_err(|error| ApiError::constraint(field, &error))?);
+            }
+            let generation = serving.engine.submit(request).map_err(|error| {
+                let error = ApiError::from(error);
+                if error.param.as_deref() == Some("messages") {
+                    ApiError { param: Some(param.into()), ..error }
+                } else {
+                    error
+                }
+            })?;
+            let think_end = serving.think_end;
+            choices.push(Choice::new(generation, prompt.form.clone(), only_one_call, think_end));
+        }
+        Ok(Choices::new(choices, prompt.tokens.len()))
+    }
+
+    /// Starts the generations.
+    pub async fn start(self, serving: &Arc<Serving>) -> Result<Choices, ApiError> {
+        let serving = Arc::clone(serving);
+        serving.clone().blocking(move || self.start_blocking(&serving)).await?
+    }
+}

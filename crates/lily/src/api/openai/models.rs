@@ -1,0 +1,31 @@
+//! GET /v1/models: the one model there is.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+
+use crate::api::error::ApiError;
+use crate::api::state::{App, Serving};
+
+fn entry(serving: &Serving) -> Value {
+    json!({
+        "id": serving.name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "lily",
+        "max_model_len": serving.engine.limits().max_seq,
+    })
+}
+
+/// GET /v1/models.
+pub async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({"object": "list", "data": [entry(app.serving()?)]})))
+}
+
+/// GET /v1/models/NAME.
+pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
+    if name == serving.name { Ok(Json(entry(serving))) } else { Err(ApiError::not_found(&format!("model {name:?}"))) }
+}

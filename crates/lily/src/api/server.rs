@@ -1,0 +1,86 @@
+//! Connections: accepting, time limits, and the orderly end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Extension;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::connection::PeerStream;
+use super::router::router;
+use super::state::App;
+
+/// Longest time for the head of a request, and for the silence before it on a kept connection.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Most bytes of a request's head.
+const HEAD_BYTES: usize = 64 << 10;
+/// Most header lines.
+const HEAD_LINES: usize = 100;
+
+/// A listening socket.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    router: Router,
+}
+
+impl Server {
+    /// Listens at `address` (`127.0.0.1:8000`; port 0 = any free one).
+    pub async fn bind(address: &str, app: &Arc<App>) -> std::io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        Ok(Server { listener, router: router(app) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until `stop` returns, then lets what runs finish for at most `patience`.
+    pub async fn run(self, stop: impl Future<Output = ()>, patience: Duration) {
+        let graceful = GracefulShutdown::new();
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = &mut stop => break,
+            };
+            match accepted {
+                Ok((stream, address)) => self.connection(stream, address, &graceful),
+                Err(error) => {
+                    // Out of file descriptors, most likely: others must end before it helps to try again.
+                    tracing::warn!("cannot accept a connection: {error}");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+        drop(self.listener);
+        let _ = tokio::time::timeout(patience, graceful.shutdown()).await;
+    }
+
+    fn connection(&self, stream: TcpStream, address: SocketAddr, graceful: &GracefulShutdown) {
+        // Tokens are small and must not wait for one another.
+        let _ = stream.set_nodelay(true);
+        let (stream, peer) = PeerStream::new(stream, address);
+        let service = TowerToHyperService::new(self.router.clone().layer(Extension(peer)));
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .half_close(true)
+            .max_buf_size(HEAD_BYTES)
+            .max_headers(HEAD_LINES)
+            .serve_connection(TokioIo::new(stream), service);
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%address, "connection ended: {error}");
+            }
+        });
+    }
+}

@@ -1,0 +1,127 @@
+//! What the handlers share: the settings, and the model once it is loaded.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use lily_engine::Engine;
+use lily_model::text::{ChatTemplate, Tokenizer};
+use tokio::sync::Semaphore;
+
+use super::error::ApiError;
+use crate::model::LoadedModel;
+
+/// Settings of the server.
+#[derive(Debug, Clone)]
+pub struct ApiSettings {
+    /// Key that requests must carry.
+    pub api_key: Option<String>,
+    /// Origins that browsers may call from; `*` for all.
+    pub cors_origins: Vec<String>,
+    /// Largest request body, bytes.
+    pub max_body: usize,
+    /// Longest time a request may take.
+    pub request_timeout: Option<Duration>,
+    /// Most thinking tokens of a request that does not say.
+    pub thinking_budget: Option<usize>,
+}
+
+impl Default for ApiSettings {
+    fn default() -> Self {
+        ApiSettings {
+            api_key: None,
+            cors_origins: Vec::new(),
+            max_body: 32 << 20,
+            request_timeout: None,
+            thinking_budget: None,
+        }
+    }
+}
+
+/// A model that serves.
+pub struct Serving {
+    /// Name in `/v1/models` and in responses.
+    pub name: String,
+    /// Unix time of loading.
+    pub created: u64,
+    /// Runs requests.
+    pub engine: Arc<Engine>,
+    /// Text to ids.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Conversations to text.
+    pub template: ChatTemplate,
+    /// Settings of the server.
+    pub settings: ApiSettings,
+    /// Id of `</think>`.
+    pub think_end: Option<u32>,
+    turn_start: Option<u32>,
+    assistant: Vec<u32>,
+    /// Bounds how many prompts are tokenized at once.
+    preparing: Semaphore,
+}
+
+impl Serving {
+    /// Puts together what serves.
+    pub fn new(model: LoadedModel, settings: ApiSettings) -> Self {
+        let LoadedModel { name, engine, tokenizer, template } = model;
+        let created = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+        Serving {
+            name,
+            created,
+            engine,
+            think_end: tokenizer.token_id("</think>"),
+            turn_start: tokenizer.token_id("<|im_start|>"),
+            assistant: tokenizer.encode_text("assistant").unwrap_or_default(),
+            tokenizer,
+            template,
+            settings,
+            preparing: Semaphore::new(4),
+        }
+    }
+
+    /// When a request that arrives now must be done.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.settings.request_timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+    }
+
+    /// Where later requests are likely to leave this prompt: after the system and tools block, and after each turn of the
+    /// user (tool results included), before the assistant's opening.
+    pub(super) fn branch_points(&self, tokens: &[u32]) -> Vec<usize> {
+        let Some(start) = self.turn_start else { return Vec::new() };
+        let turns = tokens.iter().enumerate().filter(|(_, id)| **id == start).map(|(at, _)| at);
+        turns
+            .enumerate()
+            .filter(|&(number, at)| number == 1 || (number > 0 && tokens[at + 1..].starts_with(&self.assistant)))
+            .map(|(_, at)| at)
+            .collect()
+    }
+
+    /// Runs work that computes for a while off the async threads, a few at a time.
+    pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
+        let _permit = self.preparing.acquire().await.map_err(|_| ApiError::unavailable("shutting down"))?;
+        tokio::task::spawn_blocking(work).await.map_err(|error| ApiError::internal(error.to_string()))
+    }
+}
+
+/// What the handlers share.
+pub struct App {
+    /// Settings of the server.
+    pub settings: ApiSettings,
+    serving: OnceLock<Arc<Serving>>,
+}
+
+impl App {
+    /// A server whose model is still being loaded.
+    pub fn new(settings: ApiSettings) -> Arc<Self> {
+        Arc::new(App { settings, serving: OnceLock::new() })
+    }
+
+    /// The model is loaded. Only the first call counts.
+    pub fn loaded(&self, serving: Arc<Serving>) {
+        self.serving.get_or_init(|| serving);
+    }
+
+    /// The model, or 503 while it is being loaded.
+    pub fn serving(&self) -> Result<&Arc<Serving>, ApiError> {
+        self.serving.get().ok_or_else(ApiError::loading)
+    }
+}
