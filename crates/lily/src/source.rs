@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 #[cfg(not(feature = "embedded"))]
 use anyhow::bail;
+use lily_model::checkpoint::Checkpoint;
 
 /// Where a model comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,10 +52,50 @@ impl Source {
             Source::Embedded => Ok(embedded::CONFIG.to_owned()),
         }
     }
+
+    /// Opens the checkpoint. Weights stay where they are: in mapped files, or in the program itself.
+    pub fn open(&self) -> anyhow::Result<Checkpoint> {
+        match self {
+            Source::Folder(folder) => Ok(Checkpoint::open(folder)?),
+            #[cfg(feature = "embedded")]
+            Source::Embedded => Checkpoint::from_files(embedded::files()).context("the built-in model"),
+        }
+    }
+}
+
+/// The miniature's tokenizer.json, in a build that has it.
+pub fn embedded_tokenizer() -> Option<&'static [u8]> {
+    #[cfg(feature = "embedded")]
+    return Some(embedded::TOKENIZER);
+    #[cfg(not(feature = "embedded"))]
+    None
 }
 
 /// The files of the miniature.
 #[cfg(feature = "embedded")]
 mod embedded {
+    use lily_model::checkpoint::Storage;
+
     pub const CONFIG: &str = include_str!("../../../assets/mini/config.json");
+
+    pub const TOKENIZER: &[u8] = include_bytes!("../../../assets/mini/tokenizer.json");
+
+    /// Gives the weights the alignment that a mapped file would have.
+    #[repr(C, align(4096))]
+    struct Page<T: ?Sized>(T);
+
+    static WEIGHTS: &Page<[u8]> = &Page(*include_bytes!("../../../assets/mini/model.safetensors"));
+
+    /// All of them, by the names they have in a folder.
+    pub fn files() -> Vec<(String, Storage)> {
+        let files: [(&str, &'static [u8]); 6] = [
+            ("config.json", CONFIG.as_bytes()),
+            ("generation_config.json", include_bytes!("../../../assets/mini/generation_config.json")),
+            ("tokenizer.json", TOKENIZER),
+            ("tokenizer_config.json", include_bytes!("../../../assets/mini/tokenizer_config.json")),
+            ("chat_template.jinja", include_bytes!("../../../assets/mini/chat_template.jinja")),
+            ("model.safetensors", &WEIGHTS.0),
+        ];
+        files.map(|(name, bytes)| (name.to_owned(), Storage::Static(bytes))).into()
+    }
 }

@@ -1,11 +1,16 @@
 //! The command line: one file a command. Results go to stdout, everything else (statistics, progress, logs, errors) to
 //! stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
-mod config_file;
+mod eval;
 mod options;
 mod plan;
+mod progress;
+mod run;
+mod serve;
+mod settings_file;
+mod synth;
 
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -17,27 +22,31 @@ pub use options::{DeviceKind, ModelOptions};
 #[command(name = "lily", version, max_term_width = 100, propagate_version = true)]
 #[command(
     after_help = "Every option can also be set by an environment variable (LILY_MODEL, LILY_BIND, ...; see each \
-                        command's --help) or in a TOML file named by --config. The command line wins over the \
+                        command's --help) or in a TOML file named by --settings. The command line wins over the \
                         environment, the environment over the file.\n\nExit codes: 0 done, 1 failed, 2 wrong usage, \
                         130 interrupted."
 )]
 struct Cli {
     /// TOML file with defaults, keys as the long options (`threads = 8`), in a table per command (`[serve]`) or at the
     /// top for all commands
-    #[arg(long, global = true, value_name = "FILE", env = "LILY_CONFIG")]
-    config: Option<std::path::PathBuf>,
+    #[arg(long, global = true, value_name = "FILE", env = "LILY_SETTINGS")]
+    settings: Option<std::path::PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::RunArgs),
+    Serve(serve::ServeArgs),
+    Eval(eval::EvalArgs),
     Plan(plan::PlanArgs),
+    Synth(synth::SynthArgs),
 }
 
 /// Runs the program with the process's own arguments.
 pub fn main() -> ExitCode {
-    let command = match config_file::apply(Cli::command()) {
+    let command = match settings_file::apply(Cli::command()) {
         Ok(command) => command,
         Err(error) => return fail(&error),
     };
@@ -50,12 +59,23 @@ pub fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let outcome = match cli.command {
+        Command::Run(args) => run::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Synth(args) => synth::run(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::Plan(args) => plan::run(&args),
     };
     match outcome {
         Ok(code) => code,
         Err(error) => fail(&error),
     }
+}
+
+/// Writes a command's result to stdout.
+fn print_result(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    Ok(stdout.flush()?)
 }
 
 /// Prints an error with its causes; a reader of stdout that went away (`lily … | head`) is no error.

@@ -3,7 +3,6 @@
 
 mod report;
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::bail;
@@ -126,8 +125,6 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     } else {
         report.table()
     };
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()?;
+    super::print_result(&text)?;
     Ok(ExitCode::SUCCESS)
 }

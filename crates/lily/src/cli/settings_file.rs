@@ -1,4 +1,4 @@
-//! `--config FILE`: defaults from a TOML file. Each key is a long option's name; it becomes that option's default, so
+//! `--settings FILE`: defaults from a TOML file. Each key is a long option's name; it becomes that option's default, so
 //! the command line and the environment win over it, and clap checks its value like any other.
 
 use std::path::PathBuf;
@@ -7,22 +7,23 @@ use anyhow::{Context, bail};
 use clap::Command;
 use toml::{Table, Value};
 
-/// Gives `command` the defaults of the file that `--config` or `LILY_CONFIG` names, if any.
+/// Gives `command` the defaults of the file that `--settings` or `LILY_SETTINGS` names, if any.
 pub(super) fn apply(command: Command) -> anyhow::Result<Command> {
-    let Some(path) = path_from(std::env::args()).or_else(|| std::env::var_os("LILY_CONFIG").map(PathBuf::from)) else {
+    let Some(path) = path_from(std::env::args()).or_else(|| std::env::var_os("LILY_SETTINGS").map(PathBuf::from))
+    else {
         return Ok(command);
     };
-    let text = std::fs::read_to_string(&path).with_context(|| format!("--config {}", path.display()))?;
-    with_defaults(command, &text).with_context(|| format!("--config {}", path.display()))
+    let text = std::fs::read_to_string(&path).with_context(|| format!("--settings {}", path.display()))?;
+    with_defaults(command, &text).with_context(|| format!("--settings {}", path.display()))
 }
 
-/// The value of `--config` among raw arguments: it must be known before they can be parsed.
+/// The value of `--settings` among raw arguments: it must be known before they can be parsed.
 fn path_from(mut args: impl Iterator<Item = String>) -> Option<PathBuf> {
     while let Some(arg) = args.next() {
-        if arg == "--config" {
+        if arg == "--settings" {
             return args.next().map(PathBuf::from);
         }
-        if let Some(path) = arg.strip_prefix("--config=") {
+        if let Some(path) = arg.strip_prefix("--settings=") {
             return Some(PathBuf::from(path));
         }
     }
@@ -62,7 +63,7 @@ fn with_defaults(mut command: Command, text: &str) -> anyhow::Result<Command> {
 fn has_option(command: &Command, subcommand: &str, option: &str) -> bool {
     command
         .find_subcommand(subcommand)
-        .is_some_and(|c| c.get_arguments().any(|arg| arg.get_long() == Some(option) && option != "config"))
+        .is_some_and(|c| c.get_arguments().any(|arg| arg.get_long() == Some(option) && option != "settings"))
 }
 
 fn set(command: Command, subcommand: &str, option: &str, value: &Value) -> anyhow::Result<Command> {

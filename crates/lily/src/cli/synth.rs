@@ -1,0 +1,83 @@
+//! `lily synth`: a random checkpoint of any geometry in the published layout.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use lily_model::config::ModelConfig;
+use lily_model::synth::{self, SynthOptions, Tokenizer};
+use lily_model::text::qwen36_tokenizer_json;
+
+use super::plan::Preset;
+use super::progress;
+
+/// Write a random checkpoint in the published layout
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  lily synth --preset 35b --out /tmp/35b            # 19.5 GB\n  lily synth --preset \
+                        35b --layers 4 --out /tmp/4layers\n  lily synth --config my/config.json --out /tmp/mine \
+                        --seed 7"
+)]
+pub(super) struct SynthArgs {
+    /// config.json of the geometry
+    #[arg(long, value_name = "FILE", required_unless_present = "preset", conflicts_with = "preset")]
+    config: Option<PathBuf>,
+    /// A geometry known by name, instead of --config
+    #[arg(long, value_enum)]
+    preset: Option<Preset>,
+    /// Folder to write; made if it is not there, must have no checkpoint
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Of all random numbers
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Another number of layers than the geometry has
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    layers: Option<u16>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
+    let config = match (&args.config, args.preset) {
+        (Some(path), _) => {
+            let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
+            ModelConfig::from_json(&text)?
+        }
+        (None, Some(preset)) => preset.config(),
+        (None, None) => bail!("--config or --preset is required"),
+    };
+    let config = match args.layers {
+        Some(layers) => config.with_layers(layers.into()),
+        None => config,
+    };
+    let qwen = qwen36_tokenizer_json()?;
+    let mut tokenizers: Vec<&[u8]> = vec![&qwen];
+    tokenizers.extend(crate::source::embedded_tokenizer());
+    let bar = progress::bytes(0);
+    let report = synth::write(
+        &config,
+        &SynthOptions { seed: args.seed, tokenizers: &tokenizers },
+        &args.out,
+        &|at: synth::Progress| {
+            bar.set_length(at.total);
+            bar.set_position(at.written);
+        },
+    )?;
+    bar.finish_and_clear();
+    let tokenizer = match report.tokenizer {
+        Tokenizer::Given(0) => "the published tokenizer",
+        Tokenizer::Given(_) => "the miniature's tokenizer",
+        Tokenizer::ByteLevel => "a tokenizer of bytes",
+        Tokenizer::None => "no tokenizer: its vocabulary is too small",
+    };
+    super::print_result(&format!(
+        "{}: {} tensors in {} shard{}, {:.2} GB, with {tokenizer}\n",
+        args.out.display(),
+        report.tensors,
+        report.shards,
+        if report.shards == 1 { "" } else { "s" },
+        report.bytes as f64 / 1e9
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}

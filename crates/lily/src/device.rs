@@ -1,0 +1,89 @@
+//! Which device computes, and how large it is made.
+
+use std::sync::Arc;
+
+use anyhow::bail;
+use lily_cpu::{CpuDevice, CpuOptions, Precision};
+use lily_model::checkpoint::Checkpoint;
+use lily_model::device::{Capacity, Device};
+use lily_model::graph::Plan;
+
+use crate::cli::{DeviceKind, ModelOptions};
+
+/// Rows of a prefill step: enough to use every byte of a weight many times, few enough to stay in a processor's caches.
+pub const PREFILL_ROWS: usize = 512;
+
+/// What a device must hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand {
+    /// Sequences that decode together.
+    pub parallel: usize,
+    /// Most rows of a prefill step.
+    pub prefill_rows: usize,
+    /// Bytes for keys and values of running sequences; `None` = as much as `parallel` full sequences need.
+    pub kv_bytes: Option<u64>,
+    /// Bytes for the prefix cache.
+    pub cache_bytes: u64,
+}
+
+impl Demand {
+    /// One sequence, no prefix cache.
+    pub fn single() -> Self {
+        Demand { parallel: 1, prefill_rows: PREFILL_ROWS, kv_bytes: None, cache_bytes: 0 }
+    }
+}
+
+/// Most tokens of a sequence: `--max-seq`, or what the model was made for.
+pub fn max_seq(checkpoint: &Checkpoint, options: &ModelOptions) -> anyhow::Result<usize> {
+    let most = checkpoint.model().config.max_position_embeddings;
+    match options.max_seq {
+        Some(wanted) if wanted as usize > most => {
+            bail!("--max-seq is {wanted} (accepted: 1 to {most}, which the model was made for)")
+        }
+        Some(wanted) => Ok(wanted as usize),
+        None => Ok(most),
+    }
+}
+
+/// Sizes of the device for a model.
+pub fn capacity(checkpoint: &Checkpoint, max_seq: usize, demand: Demand) -> Capacity {
+    let config = &checkpoint.model().config;
+    let page_bytes = page_bytes(checkpoint);
+    let slot_bytes = config.recurrent_state_bytes() as u64;
+    let a_sequence = max_seq.div_ceil(Plan::PAGE_TOKENS);
+    let budget = demand.kv_bytes.map_or(usize::MAX, |bytes| (bytes / page_bytes) as usize);
+    let running = (demand.parallel * a_sequence).min(budget).max(1);
+    // Half of the cache's budget may go to snapshots, as many as fit; the rest of it holds pages.
+    let snapshots = (demand.cache_bytes / 2 / slot_bytes.max(1)).min(1024) as usize;
+    Capacity {
+        slots: demand.parallel + snapshots,
+        pages: running + (demand.cache_bytes / page_bytes) as usize,
+        prefill_rows: demand.prefill_rows,
+        decode_rows: demand.parallel,
+        max_seq,
+    }
+}
+
+/// Bytes of a page of keys and values in bf16.
+pub fn page_bytes(checkpoint: &Checkpoint) -> u64 {
+    (checkpoint.model().config.kv_bytes_per_token(2) * Plan::PAGE_TOKENS) as u64
+}
+
+/// Makes the device that `--device` names. A device that this build lacks is an error, never another device.
+pub fn open(
+    checkpoint: Arc<Checkpoint>,
+    options: &ModelOptions,
+    precision: Precision,
+    capacity: Capacity,
+) -> anyhow::Result<Box<dyn Device>> {
+    let missing = |name: &str| anyhow::anyhow!("--device {name} is not part of this build (accepted: auto, cpu)");
+    match options.device {
+        DeviceKind::Auto | DeviceKind::Cpu => {
+            let threads = options.threads.map_or(0, usize::from);
+            Ok(Box::new(CpuDevice::new(checkpoint, CpuOptions { threads, precision, capacity })?))
+        }
+        DeviceKind::Metal => Err(missing("metal")),
+        DeviceKind::Cuda => Err(missing("cuda")),
+        DeviceKind::Emulated => Err(missing("emulated")),
+    }
+}

@@ -1,0 +1,142 @@
+//! Clients that stall, hang up, or half-close. The server must stay healthy, and what it answers must stay right.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::client::{connect, get, head, metric, post, post_bytes, read, wait_for_metric};
+use crate::server;
+
+fn body(max_tokens: usize, stream: bool) -> String {
+    let messages = json!([{"role": "user", "content": "Tell me a story about a fox."}]);
+    json!({"messages": messages, "temperature": 0, "max_tokens": max_tokens, "stream": stream,
+           "chat_template_kwargs": {"enable_thinking": false}})
+    .to_string()
+}
+
+fn answer(address: SocketAddr) -> Value {
+    let body = serde_json::from_str(&body(24, false)).unwrap();
+    post(address, "/v1/chat/completions", &body).json()["choices"][0]["message"]["content"].clone()
+}
+
+/// A server of its own, since these tests look at how many requests run.
+fn own() -> server::TestServer {
+    server::with_settings(lily::api::ApiSettings::default())
+}
+
+#[test]
+fn half_requests_that_stall_do_not_hurt_others() {
+    let server = own();
+    let expected = answer(server.address);
+    let text = body(24, false);
+    let stalled: Vec<_> = (0..64)
+        .map(|index| {
+            let mut stream = connect(server.address);
+            let part = match index % 3 {
+                0 => b"POST /v1/chat/comp".to_vec(),
+                1 => head("/v1/chat/completions", text.len(), "").into_bytes(),
+                _ => post_bytes("/v1/chat/completions", &text)[..200].to_vec(),
+            };
+            stream.write_all(&part).unwrap();
+            stream
+        })
+        .collect();
+    let start = Instant::now();
+    assert_eq!(answer(server.address), expected);
+    assert!(start.elapsed() < Duration::from_secs(20));
+    assert_eq!(get(server.address, "/health").status, 200);
+    drop(stalled);
+}
+
+#[test]
+fn a_client_that_closes_frees_its_slot_streaming_or_not() {
+    let server = own();
+    for stream in [true, false] {
+        let mut connection = connect(server.address);
+        connection.write_all(&post_bytes("/v1/chat/completions", &body(10_000, stream))).unwrap();
+        wait_for_metric(server.address, "requests_running", 1.0, Duration::from_secs(20));
+        drop(connection);
+        wait_for_metric(server.address, "requests_running", 0.0, Duration::from_secs(5));
+    }
+    assert_eq!(metric(server.address, "requests_finished_total{reason=\"cancelled\"}"), 2.0);
+}
+
+#[test]
+fn a_client_that_hangs_up_while_it_waits_leaves_the_queue() {
+    let server = own();
+    let mut running = connect(server.address);
+    running.write_all(&post_bytes("/v1/chat/completions", &body(10_000, true))).unwrap();
+    wait_for_metric(server.address, "requests_running", 1.0, Duration::from_secs(20));
+    let mut waiting = connect(server.address);
+    waiting.write_all(&post_bytes("/v1/chat/completions", &body(10_000, false))).unwrap();
+    wait_for_metric(server.address, "requests_waiting", 1.0, Duration::from_secs(20));
+    drop(waiting);
+    wait_for_metric(server.address, "requests_waiting", 0.0, Duration::from_secs(5));
+    drop(running);
+    wait_for_metric(server.address, "requests_running", 0.0, Duration::from_secs(5));
+}
+
+#[test]
+fn a_half_closed_client_still_gets_its_whole_answer() {
+    let address = server::shared();
+    let expected = answer(address);
+    for stream in [false, true] {
+        let mut connection = connect(address);
+        connection.write_all(&post_bytes("/v1/chat/completions", &body(24, stream))).unwrap();
+        connection.shutdown(Shutdown::Write).unwrap();
+        let response = read(connection);
+        assert_eq!(response.status, 200, "{}", response.body);
+        if stream {
+            let events = response.events();
+            assert_eq!(events.last().unwrap(), "[DONE]");
+            let text: String =
+                events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+            assert_eq!(json!(text), expected);
+        } else {
+            assert_eq!(response.json()["choices"][0]["message"]["content"], expected);
+        }
+    }
+}
+
+#[test]
+fn clients_that_hang_up_at_random_points_leave_a_healthy_and_correct_server() {
+    let server = own();
+    let address = server.address;
+    let expected = answer(address);
+    let threads: Vec<_> = (0..10)
+        .map(|thread: u64| {
+            std::thread::spawn(move || {
+                for round in 0..10u64 {
+                    // A small generator is enough to spread the points.
+                    let mut point = (thread * 7919 + round * 104_729) % 1000;
+                    let bytes = post_bytes("/v1/chat/completions", &body(6, round % 3 != 0));
+                    let mut connection = connect(address);
+                    if point < 300 {
+                        let part = bytes.len() * point as usize / 300;
+                        let _ = connection.write_all(&bytes[..part]);
+                        continue;
+                    }
+                    let _ = connection.write_all(&bytes);
+                    if point < 700 {
+                        point -= 300;
+                        std::thread::sleep(Duration::from_millis(point / 4));
+                        let mut some = vec![0; point as usize];
+                        let _ = connection.set_read_timeout(Some(Duration::from_millis(20)));
+                        let _ = connection.read(&mut some);
+                        continue;
+                    }
+                    assert_eq!(read(connection).status, 200);
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    wait_for_metric(address, "requests_running", 0.0, Duration::from_secs(20));
+    wait_for_metric(address, "requests_waiting", 0.0, Duration::from_secs(20));
+    assert_eq!(answer(address), expected);
+    assert_eq!(metric(address, "device_errors_total"), 0.0);
+}

@@ -1,0 +1,46 @@
+//! The API key, CORS, and the chat page.
+
+use lily::api::ApiSettings;
+
+use crate::client::{get, send};
+use crate::server;
+
+fn get_with(address: std::net::SocketAddr, path: &str, headers: &str) -> crate::client::Response {
+    send(address, format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}\r\n").as_bytes())
+}
+
+#[test]
+fn with_a_key_only_its_bearers_get_in_but_health_and_page_stay_open() {
+    let settings = ApiSettings { api_key: Some("secret".into()), ..ApiSettings::default() };
+    let server = server::with_settings(settings);
+    let models = |headers| get_with(server.address, "/v1/models", headers).status;
+    assert_eq!(models(""), 401);
+    assert_eq!(models("authorization: Bearer wrong!\r\n"), 401);
+    assert_eq!(models("authorization: Bearer secre\r\n"), 401);
+    assert_eq!(models("authorization: Bearer secret\r\n"), 200);
+    assert_eq!(models("x-api-key: secret\r\n"), 200);
+    assert_eq!(get(server.address, "/health").status, 200);
+    assert_eq!(get(server.address, "/").status, 200);
+}
+
+#[test]
+fn other_origins_are_let_in_only_if_configured() {
+    let origin = "origin: http://example.com\r\n";
+    assert!(!get_with(server::shared(), "/v1/models", origin).headers.contains("access-control-allow-origin"));
+    let settings = ApiSettings { cors_origins: vec!["http://example.com".into()], ..ApiSettings::default() };
+    let server = server::with_settings(settings);
+    let response = get_with(server.address, "/v1/models", origin);
+    assert!(response.headers.contains("access-control-allow-origin: http://example.com"), "{}", response.headers);
+    let response = get_with(server.address, "/v1/models", "origin: http://other.com\r\n");
+    assert!(!response.headers.contains("access-control-allow-origin"), "{}", response.headers);
+}
+
+#[test]
+fn the_page_is_self_contained() {
+    let response = get(server::shared(), "/");
+    assert_eq!(response.status, 200);
+    assert!(response.body.contains("/v1/chat/completions"));
+    for outside in ["src=\"http", "href=\"http", "@import", "//cdn"] {
+        assert!(!response.body.contains(outside), "{outside}");
+    }
+}

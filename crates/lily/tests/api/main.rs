@@ -1,0 +1,10 @@
+//! The API as a client sees it: a server in this process, on the built-in miniature, spoken to over plain sockets, so that
+//! what is sent can also be wrong.
+#![cfg(feature = "embedded")]
+
+mod abuse;
+mod auth;
+mod chat;
+mod client;
+mod refusals;
+mod server;

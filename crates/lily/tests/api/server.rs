@@ -1,0 +1,62 @@
+//! Servers for tests.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use lily::api::{ApiSettings, App, Server, Serving};
+use lily::cli::{DeviceKind, ModelOptions};
+use lily::model::{LoadedModel, Sharing};
+use lily::source::Source;
+use tokio::sync::oneshot;
+
+/// A running server; dropping it stops it.
+pub struct TestServer {
+    pub address: SocketAddr,
+    _stop: oneshot::Sender<()>,
+}
+
+/// Starts a server for `app`, which may still be without a model.
+pub fn start(app: &Arc<App>) -> TestServer {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    let app = Arc::clone(app);
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let server = Server::bind("127.0.0.1:0", &app).await.unwrap();
+            tell.send(server.address().unwrap()).unwrap();
+            let stopped = async {
+                let _ = stopped.await;
+            };
+            server.run(stopped, Duration::from_secs(1)).await;
+        });
+    });
+    TestServer { address: told.recv().unwrap(), _stop: stop }
+}
+
+/// The miniature, ready to answer.
+pub fn miniature(parallel: usize) -> LoadedModel {
+    let options = ModelOptions { model: None, device: DeviceKind::Cpu, threads: None, max_seq: Some(16_384) };
+    let sharing = Sharing { parallel, max_waiting: 2000, cache_bytes: 64 << 20, ..Sharing::single() };
+    LoadedModel::load(&Source::from_option(None).unwrap(), &options, &sharing).unwrap()
+}
+
+/// A server with other settings than [`shared`].
+pub fn with_settings(settings: ApiSettings) -> TestServer {
+    let app = App::new(settings.clone());
+    app.loaded(Arc::new(Serving::new(miniature(1), settings)));
+    start(&app)
+}
+
+/// The server that most tests share.
+pub fn shared() -> SocketAddr {
+    static SERVER: OnceLock<TestServer> = OnceLock::new();
+    SERVER
+        .get_or_init(|| {
+            let app = App::new(ApiSettings::default());
+            app.loaded(Arc::new(Serving::new(miniature(4), ApiSettings::default())));
+            start(&app)
+        })
+        .address
+}
