@@ -1,19 +1,29 @@
-"""Where the binary is. The tests run the real program as users do."""
+"""Where the binary is, and a server on a free port. The tests run the real program as users do."""
 
 import os
 import pathlib
+import re
+import signal
 import subprocess
+import threading
 
+import anthropic
+import httpx
+import openai
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("LILY_BIN", ROOT / "target/release/lily"))
 
 
+def environment():
+    """The environment without any LILY_* setting."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LILY_")}
+
+
 @pytest.fixture(scope="session")
 def lily():
-    """Runs `lily ARGS…` and returns the finished process; its environment carries no LILY_* setting."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("LILY_")}
+    """Runs `lily ARGS…` and returns the finished process."""
 
     def run(*args, stdin=None, timeout=300):
         return subprocess.run(
@@ -22,8 +32,62 @@ def lily():
             stdin=None if stdin is not None else subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            env=env,
+            env=environment(),
             timeout=timeout,
         )
 
     return run
+
+
+class Server:
+    """A running `lily serve`."""
+
+    def __init__(self, *args):
+        self.process = subprocess.Popen(
+            [BINARY, "serve", "--bind", "127.0.0.1:0", *map(str, args)],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        self.log = []
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"listening on (http://\S+)", line):
+                self.url = found.group(1)
+                break
+        else:
+            raise RuntimeError("".join(self.log))
+        threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
+        for _ in range(600):
+            if httpx.get(self.url + "/health").status_code == 200:
+                return
+            threading.Event().wait(0.1)
+        raise RuntimeError("the model was not loaded within a minute: " + "".join(self.log))
+
+    def stop(self):
+        """Ends it as an operator would; returns its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def server():
+    running = Server()
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def client(server):
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", timeout=300, max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def claude(server):
+    return anthropic.Anthropic(base_url=server.url, api_key="none", timeout=300, max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def model(client):
+    return client.models.list().data[0].id
