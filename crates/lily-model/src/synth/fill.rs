@@ -130,13 +130,15 @@ fn packed_row(
     let levels = (1u32 << bits) as f32;
     // Variance of a uniform value of `levels` levels is (levels² - 1) / 12; the scale's factor has mean square 1 + 1/48.
     let base = deviation / ((levels * levels - 1.0) / 12.0 * (1.0 + 1.0 / 48.0)).sqrt();
-    let groups = inputs / group_size;
-    for group in row * groups..(row + 1) * groups {
+    let (first_group, first_byte) = (row * (inputs / group_size), out.weight.len());
+    out.weight.resize(first_byte + inputs * bits / 8, 0);
+    let (packed, _) = out.weight[first_byte..].as_chunks_mut::<8>();
+    for (group, packed) in (first_group..).zip(packed.chunks_exact_mut(words)) {
         let mut sum = 0;
-        for word in 0..words {
-            let word = stream.bits((group * words + word) as u64);
+        for (index, packed) in (group * words..).zip(packed) {
+            let word = stream.bits(index as u64);
             sum += if bits == 4 { sum_of_nibbles(word) } else { sum_of_bytes(word) };
-            out.weight.extend(word.to_le_bytes());
+            *packed = word.to_le_bytes();
         }
         let scale = bf16::from_f32(base * (0.75 + 0.5 * scales.unit(group as u64)));
         let bias = bf16::from_f32(-scale.to_f32() * sum as f32 / group_size as f32);

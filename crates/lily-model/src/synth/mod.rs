@@ -1,7 +1,7 @@
 //! Random checkpoints of any geometry in the published layout: for tests, for benchmarks at full size, and for users who
 //! want to see what their machine would do before they download 20 GB. The one place that makes random models.
 //!
-//! A result depends on the config and the seed alone, not on the number of threads or the machine.
+//! A result depends on the config and the seed alone, not on the number of threads.
 
 mod fill;
 mod layout;

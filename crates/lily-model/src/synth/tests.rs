@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::*;
 use crate::checkpoint::WeightView;
 use crate::config::Quantization;
-use crate::graph::MixerWeights;
+use crate::graph::{MixerWeights, WeightId};
 
 /// A folder that is removed with its content at the end of a test.
 struct Folder(PathBuf);
@@ -42,6 +42,27 @@ fn a_checkpoint_on_disk_equals_the_one_in_memory() {
     assert_eq!(on_disk.fingerprint(), in_memory(&config, 3).unwrap().fingerprint());
     assert_ne!(on_disk.fingerprint(), in_memory(&config, 4).unwrap().fingerprint());
     assert_eq!(on_disk.model().config, config);
+}
+
+#[test]
+fn an_independent_reader_finds_every_tensor_where_the_checkpoint_does() {
+    let checkpoint = in_memory(&ModelConfig::tiny(), 3).unwrap();
+    let shard = &checkpoint.shards()[0];
+    let file = safetensors::SafeTensors::deserialize(shard.bytes()).unwrap();
+    let mut found = 0;
+    for (index, spec) in checkpoint.model().weights.iter().enumerate() {
+        let location = checkpoint.location(WeightId(index as u32));
+        let leaves = [("weight", Some(location.weight))]
+            .into_iter()
+            .chain([("scales", location.affine.map(|a| a.scales)), ("biases", location.affine.map(|a| a.biases))]);
+        for (leaf, span) in leaves.filter_map(|(leaf, span)| Some((leaf, span?))) {
+            let name = format!("{}.{leaf}", spec.name);
+            let tensor = file.tensor(&name).or_else(|_| file.tensor(&spec.name)).unwrap();
+            assert_eq!(tensor.data().as_ptr_range(), checkpoint.bytes(span).as_ptr_range(), "{name}");
+            found += 1;
+        }
+    }
+    assert_eq!(found, file.len());
 }
 
 #[test]
