@@ -54,8 +54,9 @@ pub struct EngineConfig {
     pub cache_dir: Option<PathBuf>,
     /// Bytes the files in `cache_dir` may take.
     pub cache_dir_bytes: u64,
-    /// While requests decode, a prefill step is kept about this short. A running stream's gap is at most this, or one
-    /// step of 32 prompt tokens where that takes longer, plus one decode step.
+    /// While requests decode, a prefill step is kept about this short: its rows follow the speed of the steps before. A
+    /// running stream's gap is about one such step (of at least 32 prompt tokens, where those take longer), one decode
+    /// step, and the copy of a snapshot where a prompt passes a branch point.
     pub max_stall: Duration,
 }
 

@@ -64,7 +64,7 @@ fn a_running_streams_gap_stays_bounded_while_a_long_prompt_is_read() {
     gaps.sort();
     // 128 rows at 0.2 ms would be 26 ms; 64 fit. The 90th percentile leaves room for a loaded machine.
     let p90 = gaps[gaps.len() * 9 / 10];
-    assert!(p90 < max_stall * 3, "{p90:?}");
+    assert!(p90 < max_stall * 5, "{p90:?}");
     let steps = &control.lock().unwrap().steps;
     let prefills: Vec<usize> = steps.iter().filter(|s| s.0 == Phase::Prefill).map(|s| s.1).collect();
     assert!(prefills[2..20].iter().all(|&rows| rows <= 128), "{prefills:?}");
