@@ -1,5 +1,6 @@
 // matmul2d on warps: mma.m16n8k16 with f32 accumulators, operands read straight from device or shared memory.
 // Two neighbours along K make one register; they are one 32-bit load where they lie side by side at an even address.
+// Operands that both lie in shared memory, in aligned rows and without an edge inside the tile, are read by ldmatrix.
 
 template <class T> MSL_FN metal::uint msl_pack(T a, T b) { return metal::uint(a.msl_bits) | (metal::uint(b.msl_bits) << 16); }
 
@@ -57,6 +58,50 @@ template <bool Transposed, class R> MSL_FN void msl_right_fragment(const R& righ
     }
 }
 
+// Whether ldmatrix can read the whole of a tile of `inner` by `outer` elements.
+template <class T> MSL_FN bool msl_matrix_loads(const T& t, int inner, int outer) {
+    return __isShared(t.msl_at) && (reinterpret_cast<metal::ulong>(t.msl_at) & 15) == 0 && t.msl_stride % 8 == 0 &&
+           t.msl_n[0] >= inner && t.msl_n[1] >= outer;
+}
+template <bool Transpose> MSL_FN void msl_ldmatrix(metal::uint* r, const void* at) {
+    metal::uint address = metal::uint(__cvta_generic_to_shared(at));
+    if constexpr (Transpose) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address)
+                     : "memory");
+    }
+}
+
+// One step of 16 along K for a warp's tile, both operands by ldmatrix: A in fragments of 16x16, B two fragments of 16x8 at
+// a time.
+template <mpp::tensor_ops::matmul2d_descriptor D, class Grid, class L, class R>
+MSL_FN void msl_step(const L& left, const R& right, int row0, int column0, int k, int lane, float* c) {
+    typedef typename L::value_type V;
+    metal::uint b[Grid::tn][2];
+#pragma unroll
+    for (int n = 0; n < Grid::tn; n += 2) {
+        int column = column0 + n * 8;
+        if constexpr (D.transpose_right) {
+            msl_ldmatrix<false>(b[n], &right.msl_element(k + lane / 8 % 2 * 8, column + lane / 16 * 8 + lane % 8));
+        } else {
+            msl_ldmatrix<true>(b[n], &right.msl_element(column + lane / 16 * 8, k + lane % 16));
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < Grid::tm; m++) {
+        metal::uint a[4];
+        msl_ldmatrix<false>(a, &left.msl_element(k + lane / 16 * 8, row0 + m * 16 + lane % 16));
+#pragma unroll
+        for (int n = 0; n < Grid::tn; n++) msl_mma_m16n8k16(c + (m * Grid::tn + n) * 4, a, b[n], V(0.0f));
+    }
+}
+
 template <mpp::tensor_ops::matmul2d_descriptor D, int S, class L, class R, class C>
 MSL_FN void msl_matmul(L& left, R& right, C& destination) {
     typedef MslLayout<D.m, D.n, S, 2> Layout;
@@ -76,8 +121,21 @@ MSL_FN void msl_matmul(L& left, R& right, C& destination) {
     if constexpr (L::msl_is_tensor) {
         if (D.k == metal::dynamic_extent) depth = left.msl_n[D.transpose_left ? 1 : 0];
     }
+    bool done = false;
+    if constexpr (L::msl_is_tensor && R::msl_is_tensor && !D.transpose_left && Grid::tn % 2 == 0) {
+        done = depth % 16 == 0 && msl_matrix_loads(left, depth, D.m) &&
+               msl_matrix_loads(right, D.transpose_right ? depth : D.n, D.transpose_right ? D.n : depth);
+        if (done) {
+            if constexpr (D.k != metal::dynamic_extent) {
+#pragma unroll
+                for (int k = 0; k < D.k; k += 16) msl_step<D, Grid>(left, right, row0, column0, k, lane, c);
+            } else {
+                for (int k = 0; k < depth; k += 16) msl_step<D, Grid>(left, right, row0, column0, k, lane, c);
+            }
+        }
+    }
 #pragma unroll 1
-    for (int k = 0; k < depth; k += 16) {
+    for (int k = 0; k < depth && !done; k += 16) {
         metal::uint b[Grid::tn][2];
 #pragma unroll
         for (int n = 0; n < Grid::tn; n++) msl_right_fragment<D.transpose_right>(right, k, column0 + n * 8, lane, b[n]);

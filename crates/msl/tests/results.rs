@@ -117,6 +117,8 @@ fn tensor_operations_match_a_plain_product_with_ragged_edges() {
             ("gemm_tensor", (32, 64), 128, 1.0),
             ("gemm_staged", (32, 64), 128, 2.0),
             ("gemm_cooperative", (16, 32), 32, 1.0),
+            ("gemm_tiles_nk", (64, 32), 64, 1.0),
+            ("gemm_tiles_kn", (64, 32), 64, 1.0),
         ] {
             let c = EmulatedBuffer::undefined(m * n * 4);
             let groups = [(n as u32).div_ceil(tile.1), (m as u32).div_ceil(tile.0), 1];

@@ -108,6 +108,48 @@ kernel void gemm_staged(const device bfloat* a [[buffer(0)]],
     }
 }
 
+// Both operands staged in threadgroup memory with padded rows, one simdgroup a 32x32 tile; the right one lies as [N][K] or,
+// transposed on the way, as [K][N].
+template <bool ROWS_OF_N>
+[[kernel]] void gemm_tiles(const device bfloat* a [[buffer(0)]],
+                           const device bfloat* b [[buffer(1)]],
+                           device float* c [[buffer(2)]],
+                           uint2 tile [[threadgroup_position_in_grid]],
+                           uint tid [[thread_index_in_threadgroup]],
+                           uint sg [[simdgroup_index_in_threadgroup]]) {
+    threadgroup bfloat at[64 * 40];
+    threadgroup bfloat bt[32 * 40];
+    constexpr auto desc =
+        matmul2d_descriptor(32, 32, 32, false, ROWS_OF_N, true, matmul2d_descriptor::mode::multiply_accumulate);
+    matmul2d<desc, execution_simdgroup> op;
+    typedef tensor<threadgroup bfloat, dextents<int32_t, 2>, tensor_inline> Operand;
+    Operand left(at + sg * 32 * 40, dextents<int32_t, 2>(32, 32), array<int32_t, 2>{1, 40});
+    Operand right(bt, dextents<int32_t, 2>(32, 32), array<int32_t, 2>{1, 40});
+    auto out = op.template get_destination_cooperative_tensor<Operand, Operand, float>();
+    for (uint16_t i = 0; i < out.get_capacity(); i++) {
+        out[i] = 0.0f;
+    }
+    for (int k = 0; k < K; k += 32) {
+        for (uint i = tid; i < 64 * 32; i += 64) {
+            uint row = tile.y * 64 + i / 32;
+            at[i / 32 * 40 + i % 32] = row < M ? bfloat(a[row * K + k + i % 32]) : bfloat(0.0f);
+        }
+        for (uint i = tid; i < 32 * 32; i += 64) {
+            uint row = tile.x * 32 + i / 32;
+            bfloat value = row < N ? bfloat(b[row * K + k + i % 32]) : bfloat(0.0f);
+            bt[ROWS_OF_N ? i / 32 * 40 + i % 32 : i % 32 * 40 + i / 32] = value;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        op.run(left, right, out);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    tensor<device float, dextents<int32_t, 2>, tensor_inline> tc(c, dextents<int32_t, 2>(N, M));
+    auto place = tc.slice(tile.x * 32, tile.y * 64 + sg * 32);
+    out.store(place);
+}
+INSTANTIATE("gemm_tiles_nk", gemm_tiles, true)
+INSTANTIATE("gemm_tiles_kn", gemm_tiles, false)
+
 // One simdgroup a 16x32 tile, both inputs in cooperative tensors loaded from memory.
 kernel void gemm_cooperative(const device bfloat* a [[buffer(0)]],
                              const device bfloat* b [[buffer(1)]],
