@@ -6,29 +6,34 @@ use std::sync::Arc;
 
 use lily_cpu::{CpuDevice, CpuOptions, Precision};
 use lily_engine::{
-    Engine, EngineConfig, EngineParts, Event, Generation, GenerationDefaults, PrefixCacheUse, Request, SamplingParams,
+    Engine, EngineConfig, EngineParts, EosRule, Event, Generation, GenerationDefaults, PrefixCacheUse, Request,
+    SamplingParams,
 };
 use lily_model::checkpoint::Checkpoint;
 use lily_model::device::Capacity;
 use lily_model::graph::Plan;
 use lily_model::text::Tokenizer;
 
-struct Mini {
+struct Loaded {
     checkpoint: Arc<Checkpoint>,
     tokenizer: Arc<Tokenizer>,
 }
 
-impl Mini {
-    fn open() -> Self {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/mini");
+impl Loaded {
+    fn open(folder: &str) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder);
         let checkpoint = Arc::new(Checkpoint::open(&folder).unwrap());
         let tokenizer = Arc::new(Tokenizer::from_bytes(checkpoint.text_file("tokenizer.json").unwrap()).unwrap());
-        Mini { checkpoint, tokenizer }
+        Loaded { checkpoint, tokenizer }
     }
 
     fn engine(&self, prefill_rows: usize, parallel: usize, cache_bytes: u64) -> Engine {
+        self.engine_of(Precision::Fast, prefill_rows, parallel, cache_bytes)
+    }
+
+    fn engine_of(&self, precision: Precision, prefill_rows: usize, parallel: usize, cache_bytes: u64) -> Engine {
         let capacity = Capacity { slots: parallel + 12, pages: 64, prefill_rows, decode_rows: parallel, max_seq: 2048 };
-        let options = CpuOptions { threads: 1, precision: Precision::Fast, capacity };
+        let options = CpuOptions { threads: 1, precision, capacity };
         let config = &self.checkpoint.model().config;
         let parts = EngineParts {
             device: Box::new(CpuDevice::new(self.checkpoint.clone(), options).unwrap()),
@@ -71,7 +76,7 @@ const STORY: &str = "Tell me a story about a fox who lived in a forest near a ri
 
 #[test]
 fn greedy_tokens_are_the_same_one_shot_chunked_batched_and_resumed() {
-    let mini = Mini::open();
+    let mini = Loaded::open("assets/mini");
     let long = mini.prompt(&STORY.repeat(5));
     assert!(long.len() > 256, "{}", long.len());
     let (expected, _) = ids(mini.engine(512, 1, 0).submit(greedy(long.clone(), 24)).unwrap());
@@ -97,4 +102,30 @@ fn greedy_tokens_are_the_same_one_shot_chunked_batched_and_resumed() {
     let (warm, cached) = ids(engine.submit(greedy(turn.clone(), 16)).unwrap());
     assert!(cached >= long.len() + expected.len() - 1, "{cached}");
     assert_eq!(warm, ids(mini.engine(512, 1, 0).submit(greedy(turn, 16)).unwrap()).0);
+}
+
+#[test]
+fn in_f32_every_fixture_is_continued_as_the_truth_continues_it() {
+    let list =
+        |v: &serde_json::Value| -> Vec<f64> { v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect() };
+    let as_ids = |v: &serde_json::Value| -> Vec<u32> { list(v).into_iter().map(|x| x as u32).collect() };
+    for folder in ["tests/fixtures/tiny-a", "tests/fixtures/tiny-b"] {
+        let loaded = Loaded::open(folder);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder).join("expected.json");
+        let expected: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let engine = loaded.engine_of(Precision::F32, 100, 4, 64 << 20);
+        let cases = expected["cases"].as_array().unwrap();
+        let running: Vec<_> = cases
+            .iter()
+            .map(|case| {
+                let request = Request { eos: EosRule::Ignore, ..greedy(as_ids(&case["prompt_ids"]), 64) };
+                engine.submit(request).unwrap()
+            })
+            .collect();
+        for (case, generation) in cases.iter().zip(running) {
+            // Where the truth itself is undecided, what follows may differ.
+            let sure = list(&case["greedy_margins"]).iter().take_while(|m| **m >= 1e-3).count();
+            assert_eq!(ids(generation).0[..sure], as_ids(&case["greedy_ids_64"])[..sure], "{folder} {}", case["name"]);
+        }
+    }
 }
