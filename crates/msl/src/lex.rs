@@ -208,7 +208,7 @@ pub fn join(tokens: &[Token]) -> String {
         if !text.is_empty() {
             let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
             let touching = text.ends_with(word) && token.text.starts_with(word);
-            if token.space || touching {
+            if token.space || token.first || touching {
                 text.push(' ');
             }
         }
