@@ -8,6 +8,7 @@ use lily_model::device::{
     Capacity, Device, DeviceError, DeviceInfo, MAX_STEPS_IN_FLIGHT, Output, PageId, SlotId, Step, StepResult,
 };
 use lily_model::graph::{Phase, Plan, WeightKind};
+use lily_model::synth::RoutingCounts;
 
 use crate::Precision;
 use crate::exec::{self, Buffers, Cache, Context, Inputs, Scratch, Storage, Units, Vectors, Workspace};
@@ -41,6 +42,8 @@ pub struct CpuDevice {
     /// Tokens that the last step chose.
     chosen: Vec<u32>,
     finished: VecDeque<StepResult>,
+    /// What the routers chose, while somebody wants to know.
+    routing: Option<Mutex<RoutingCounts>>,
 }
 
 /// A plan and where its buffers are.
@@ -85,9 +88,21 @@ impl CpuDevice {
             pool,
             chosen: Vec::new(),
             finished: VecDeque::new(),
+            routing: None,
             buffers,
             checkpoint,
         })
+    }
+
+    /// Counts the experts that the routers choose from the next step on.
+    pub fn count_routing(&mut self) {
+        let config = &self.checkpoint.model().config;
+        self.routing = Some(Mutex::new(RoutingCounts::new(config.num_hidden_layers(), config.num_experts)));
+    }
+
+    /// Ends [`CpuDevice::count_routing`]; what was counted since, `None` if nothing was.
+    pub fn take_routing(&mut self) -> Option<RoutingCounts> {
+        self.routing.take().map(|counts| counts.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn compute(&mut self, inputs: &Inputs, phase: Phase) {
@@ -106,13 +121,17 @@ impl CpuDevice {
             scratch: self.scratch.views(),
             max_blocks: self.capacity.max_seq.div_ceil(Plan::PAGE_TOKENS),
         };
-        let (workspaces, plan) = (&self.workspaces, &planned.plan);
+        let (workspaces, plan, routing) = (&self.workspaces, &planned.plan, &self.routing);
         self.pool.run(|team| {
             // A poisoned lock only says that an earlier step panicked; a workspace holds nothing from step to step.
             let mut workspace = workspaces[team.thread].lock().unwrap_or_else(PoisonError::into_inner);
             for op in &plan.ops {
                 exec::run(op, &context, team, &mut workspace);
                 team.barrier();
+                if let (0, Some(counts)) = (team.thread, routing) {
+                    let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+                    exec::record_routing(op, &context, &mut counts);
+                }
             }
         });
     }

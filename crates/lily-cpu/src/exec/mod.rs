@@ -17,6 +17,7 @@ use lily_model::checkpoint::Checkpoint;
 use lily_model::config::ModelConfig;
 use lily_model::device::{Capacity, DeviceError};
 use lily_model::graph::{BufferId, Op, OpKind, WeightId};
+use lily_model::synth::RoutingCounts;
 
 pub use buffers::{Activations, Buffers, Cache, CacheView, Storage, View};
 pub use inputs::Inputs;
@@ -163,6 +164,13 @@ impl<'a> Context<'a> {
             View::Cache(view) => view,
             _ => unreachable!("the plan declares buffer {} as cache", id.0),
         }
+    }
+}
+
+/// Counts what a router chose, after the barrier behind it; other operations chose nothing.
+pub fn record_routing(op: &Op, c: &Context<'_>, counts: &mut RoutingCounts) {
+    if let (OpKind::Router { experts, .. }, Some(layer)) = (&op.kind, op.layer) {
+        counts.record(layer, moe::chosen(c, *experts));
     }
 }
 

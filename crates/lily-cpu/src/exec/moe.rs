@@ -57,6 +57,12 @@ pub(super) fn route_sort(c: &Context<'_>, team: &Team<'_>, experts: BufferId, of
     }
 }
 
+/// The experts of the step's rows, `[rows, K]`, once their router is done.
+pub(super) fn chosen<'a>(c: &Context<'a>, experts: BufferId) -> &'a [u32] {
+    // SAFETY: written before the last barrier, and not again before this thread is at the next.
+    unsafe { c.u32s(experts).part(0..pairs(c)) }
+}
+
 /// What [`route_sort`] made.
 pub(super) fn sorted<'a>(c: &Context<'a>, offsets: BufferId, order: BufferId) -> (&'a [u32], &'a [u32]) {
     // SAFETY: written before the last barrier, and not again in this step's layer.

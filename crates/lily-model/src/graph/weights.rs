@@ -124,6 +124,20 @@ pub struct LayerWeights {
     pub moe: MoeWeights,
 }
 
+impl LayerWeights {
+    /// The matrices that a token meets in the layer, stacks of experts as one each.
+    pub fn matrices(&self) -> Vec<WeightId> {
+        let mut ids = match self.mixer {
+            MixerWeights::Gdn(w) => vec![w.in_proj_qkv, w.in_proj_z, w.in_proj_b, w.in_proj_a, w.out_proj],
+            MixerWeights::Attention(w) => vec![w.q_proj, w.k_proj, w.v_proj, w.o_proj],
+        };
+        let m = self.moe;
+        ids.extend([m.gate, m.shared_expert_gate, m.switch_gate_proj, m.switch_up_proj, m.switch_down_proj]);
+        ids.extend([m.shared_gate_proj, m.shared_up_proj, m.shared_down_proj]);
+        ids
+    }
+}
+
 /// The model: its geometry and its weights by name.
 #[derive(Debug, Clone)]
 pub struct Model {

@@ -1,6 +1,7 @@
 //! The command line: one file a command. Results go to stdout, everything else (statistics, progress, logs, errors) to
 //! stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
+mod bench;
 mod eval;
 mod options;
 mod plan;
@@ -41,6 +42,7 @@ enum Command {
     Serve(serve::ServeArgs),
     Eval(eval::EvalArgs),
     Plan(plan::PlanArgs),
+    Bench(bench::BenchArgs),
     Synth(synth::SynthArgs),
 }
 
@@ -64,6 +66,7 @@ pub fn main() -> ExitCode {
         Command::Synth(args) => synth::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Bench(args) => bench::run(&args),
     };
     match outcome {
         Ok(code) => code,

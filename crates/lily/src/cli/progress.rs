@@ -39,3 +39,10 @@ pub(super) fn bytes(total: u64) -> ProgressBar {
     bar.set_style(style("writing {bar:30} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left"));
     bar
 }
+
+/// A bar over steps of a measurement.
+pub(super) fn steps(total: usize) -> ProgressBar {
+    let bar = visible(ProgressBar::new(total as u64));
+    bar.set_style(style("measuring {bar:30} {pos}/{len} runs, {eta} left"));
+    bar
+}

@@ -1,0 +1,194 @@
+//! `lily bench`: prefill and decode speed at a list of prompt lengths, under one contract that peers can be held to.
+
+mod chart;
+mod measure;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Args;
+use lily_cpu::Precision;
+use lily_model::checkpoint::Checkpoint;
+use lily_model::graph::{Model, Plan, Traffic};
+use serde_json::json;
+
+use super::options::ModelOptions;
+use super::progress;
+use crate::device::{self, Demand};
+use crate::source::Source;
+use measure::{Contract, Measured};
+
+/// Measure prefill and decode speed at several prompt lengths
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The contract: token i of a prompt is ((i * 2654435761) mod 2^32) mod vocab; every run starts from an \
+                        empty state; one warm-up of the exact shape is not counted; prefill is prompt tokens / time to \
+                        the first token; decode is greedy. Medians over --runs. A run whose tokens differ from the \
+                        others' is an error, not a result.\n\nExamples:\n  lily bench --model DIR\n  lily bench --model \
+                        DIR --lengths 512,4096 --bandwidth 60 --json\n  lily bench --model DIR --svg speed.svg"
+)]
+pub(super) struct BenchArgs {
+    #[command(flatten)]
+    model: ModelOptions,
+    /// Prompt lengths; those beyond --max-seq are left out, and said so
+    #[arg(
+        long,
+        value_name = "N,N,…",
+        value_delimiter = ',',
+        default_values_t = [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072],
+        value_parser = clap::value_parser!(u32).range(1..=1_048_576)
+    )]
+    lengths: Vec<u32>,
+    /// Tokens decoded after each prompt
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    decode: u32,
+    /// Runs that count, at each length
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
+    /// Tokens of a prefill step
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    chunk: u32,
+    /// Memory bandwidth of the device in GB/s: adds the share of it that decoding reaches
+    #[arg(long, value_name = "GB/S", value_parser = positive)]
+    bandwidth: Option<f64>,
+    /// Matrix peak of the device in TFLOP/s: adds the share of it that prefill reaches
+    #[arg(long, value_name = "TFLOP/S", value_parser = positive)]
+    matrix_peak: Option<f64>,
+    /// One JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Also draw the speeds over the prompt length
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err("accepted: a number above 0".into()),
+    }
+}
+
+/// One length's result with the shares of the limits that were given.
+struct Line {
+    measured: Measured,
+    bandwidth_share: Option<f64>,
+    matrix_share: Option<f64>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    let source = Source::from_option(args.model.model.as_deref())?;
+    let checkpoint = Arc::new(progress::loading(|| source.open())?);
+    let most = device::max_seq(&checkpoint, &args.model)?;
+    let decode = args.decode as usize;
+    let (lengths, beyond): (Vec<usize>, Vec<usize>) =
+        args.lengths.iter().map(|&n| n as usize).partition(|n| n + decode <= most);
+    if !beyond.is_empty() {
+        eprintln!("left out, with {decode} decoded tokens beyond the limit of {most}: {beyond:?}");
+    }
+    let longest = lengths.iter().copied().max().context("no prompt length fits the model's limit")? + decode;
+    let chunk = args.chunk as usize;
+    let capacity = device::capacity(&checkpoint, longest, Demand { prefill_rows: chunk, ..Demand::single() });
+    let mut device = device::open(Arc::clone(&checkpoint), &args.model, Precision::Fast, capacity)?;
+    let info = device.info();
+    eprintln!("{}: {info}", source.name());
+    let contract = Contract { vocab: checkpoint.model().config.vocab_size, chunk, decode, runs: args.runs as usize };
+    let bar = progress::steps(lengths.len() * (contract.runs + 1));
+    let mut lines = Vec::with_capacity(lengths.len());
+    for &length in &lengths {
+        let measured = measure::measure(device.as_mut(), contract, length, &bar)?;
+        let decode_bytes = decode_bytes(&checkpoint, length, info.activation_bytes, info.cache_bytes);
+        lines.push(Line {
+            bandwidth_share: args.bandwidth.map(|gb| measured.decode.median * decode_bytes / (gb * 1e9)),
+            matrix_share: args
+                .matrix_peak
+                .map(|t| measured.prefill.median * prefill_flops(checkpoint.model(), length) / (t * 1e12)),
+            measured,
+        });
+    }
+    bar.finish_and_clear();
+    if let Some(path) = &args.svg {
+        let measured: Vec<&Measured> = lines.iter().map(|l| &l.measured).collect();
+        std::fs::write(path, chart::svg(&format!("{} on {info}", source.name()), &measured))
+            .with_context(|| format!("--svg {}", path.display()))?;
+    }
+    let text = if args.json { as_json(&source.name(), &info.to_string(), &lines) } else { table(&lines) };
+    super::print_result(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Bytes of weights and state that one decoded token needs at a context.
+fn decode_bytes(checkpoint: &Checkpoint, context: usize, activation_bytes: usize, cache_bytes: usize) -> f64 {
+    let model = checkpoint.model();
+    let plan = Plan::decode(model, 1);
+    let traffic = Traffic { rows: 1, logit_rows: 1, context, activation_bytes, cache_bytes };
+    plan.ops.iter().map(|op| plan.op_bytes(model, op, traffic).memory()).sum()
+}
+
+/// Operations of one prompt token: two for each weight it meets, and attention over half of the prompt on average.
+fn prefill_flops(model: &Model, length: usize) -> f64 {
+    let c = &model.config;
+    let attention_layers = c.layers_of(lily_model::config::LayerType::FullAttention);
+    let per_layer: usize = model
+        .layers
+        .iter()
+        .flat_map(|layer| layer.matrices())
+        .map(|id| model.weight(id))
+        .map(|spec| match spec.kind {
+            lily_model::graph::WeightKind::Matrix { experts, outputs, inputs, .. } => {
+                outputs * inputs * if experts.is_some() { c.num_experts_per_tok } else { 1 }
+            }
+            _ => 0,
+        })
+        .sum();
+    2.0 * per_layer as f64 + (4 * c.attention_dim() * attention_layers) as f64 * length as f64 / 2.0
+}
+
+fn table(lines: &[Line]) -> String {
+    let mut text = String::from("  prompt   prefill tok/s  spread   decode tok/s  spread");
+    let shares = lines.iter().any(|l| l.bandwidth_share.is_some() || l.matrix_share.is_some());
+    if shares {
+        text.push_str("   of bandwidth  of matrix peak");
+    }
+    text.push_str("  digest\n");
+    let share = |s: Option<f64>| s.map_or("-".to_string(), |s| format!("{:.1} %", s * 100.0));
+    for line in lines {
+        let m = &line.measured;
+        text.push_str(&format!(
+            "{:>8} {:>15.1} {:>6.1}% {:>14.1} {:>6.1}%",
+            m.length,
+            m.prefill.median,
+            m.prefill.spread * 100.0,
+            m.decode.median,
+            m.decode.spread * 100.0
+        ));
+        if shares {
+            text.push_str(&format!("{:>15}{:>16}", share(line.bandwidth_share), share(line.matrix_share)));
+        }
+        text.push_str(&format!("  {:016x}\n", m.digest));
+    }
+    text
+}
+
+fn as_json(model: &str, device: &str, lines: &[Line]) -> String {
+    let results: Vec<_> = lines
+        .iter()
+        .map(|line| {
+            let m = &line.measured;
+            json!({
+                "prompt_tokens": m.length,
+                "prefill_tokens_per_s": m.prefill.median,
+                "prefill_spread": m.prefill.spread,
+                "decode_tokens_per_s": m.decode.median,
+                "decode_spread": m.decode.spread,
+                "bandwidth_share": line.bandwidth_share,
+                "matrix_share": line.matrix_share,
+                "digest": format!("{:016x}", m.digest),
+            })
+        })
+        .collect();
+    format!("{:#}\n", json!({ "model": model, "device": device, "results": results }))
+}
