@@ -93,8 +93,8 @@ pub enum Health {
     Unhealthy(String),
 }
 
-/// A loaded model on a device. Cheap to share behind an `Arc`; dropping the last one cancels what runs and ends the worker
-/// thread.
+/// A loaded model on a device. Cheap to share behind an `Arc`; dropping the last one cancels what runs, writes the prefix
+/// cache to disk if there is a cache directory, and ends the worker thread.
 pub struct Engine {
     defaults: GenerationDefaults,
     limits: ModelLimits,

@@ -180,17 +180,22 @@ fn the_disk_tier_survives_a_restart_and_nothing_broken_is_used() {
     let _ = std::fs::remove_dir_all(&dir);
     let config = EngineConfig { cache_dir: Some(dir.clone()), ..config() };
     let prompts: Vec<Vec<u32>> = (0..3).map(|i| join(&[&tokens(16, 600), &tokens(950 + i, 200)])).collect();
-    let fill = || {
+    let fill = |drain: bool| {
         let (engine, _) = engine_with(capacity(), config.clone());
         prompts.iter().for_each(|p| drop(check(&engine, p, &[600])));
-        engine.drain(std::time::Duration::from_secs(10));
+        if drain {
+            engine.drain(std::time::Duration::from_secs(10));
+        }
     };
     let cached = || -> Vec<usize> {
         let (engine, _) = engine_with(capacity(), config.clone());
         prompts.iter().map(|p| check(&engine, p, &[600]).0).collect()
     };
-    fill();
-    assert_eq!(cached(), [799, 799, 799]);
+    for drain in [true, false] {
+        let _ = std::fs::remove_dir_all(&dir);
+        fill(drain);
+        assert_eq!(cached(), [799, 799, 799], "drained: {drain}");
+    }
     let files = || -> Vec<_> {
         let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()).collect();
         files.sort();
@@ -212,7 +217,7 @@ fn the_disk_tier_survives_a_restart_and_nothing_broken_is_used() {
     assert_eq!(cached(), [0, 600, 600], "nothing broken is used; what was kept since is");
     // Another model's files are not taken, and not deleted.
     let _ = std::fs::remove_dir_all(&dir);
-    fill();
+    fill(true);
     let before = files().len();
     let control = Shared::default();
     let parts = lily_engine::EngineParts {

@@ -122,13 +122,24 @@ impl Worker {
                 let what = panic_text(&*panic);
                 tracing::error!(panic = what, "the engine's thread panicked");
                 self.shared.set_health(Health::Unhealthy(format!("the engine panicked: {what}")));
-                self.end_all(&FinishReason::Error(format!("the engine panicked: {what}")));
-                break;
+                self.abandon(&FinishReason::Error(format!("the engine panicked: {what}")));
+                return;
             }
         }
-        self.end_all(&FinishReason::Cancelled);
-        // Senders that raced with the end: their receivers close when the jobs are dropped with the channel.
+        self.close();
+    }
+
+    /// The orderly end: what still runs is cancelled, and what is worth keeping goes to disk.
+    fn close(&mut self) {
+        self.running.iter_mut().for_each(|s| s.finish(FinishReason::Cancelled));
+        self.settle();
+        self.retire();
+        self.abandon(&FinishReason::Cancelled);
+        while self.cache.store_one(&mut self.resources) {
+            self.cache.flush_disk();
+        }
         if let Some((_, done)) = self.drain.take() {
+            // Whoever asked may have given up waiting.
             let _ = done.send(());
         }
     }
@@ -142,9 +153,6 @@ impl Worker {
         let mut stored_all = !self.cache.has_disk();
         while self.is_idle() {
             if self.drain.is_some() {
-                while self.cache.store_one(&mut self.resources) {
-                    self.cache.flush_disk();
-                }
                 return Next::Stop;
             }
             let command = if stored_all {
@@ -224,8 +232,8 @@ impl Worker {
         });
     }
 
-    /// Ends everything, at a point where the device is not to be used any more.
-    fn end_all(&mut self, reason: &FinishReason) {
+    /// Ends everything without using the device.
+    fn abandon(&mut self, reason: &FinishReason) {
         for job in self.waiting.drain(..) {
             job.refuse(reason.clone(), &self.shared);
         }
