@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use lily_cpu::{CpuDevice, CpuOptions, Precision};
+use lily_gpu::{Emulated, EmulatedOptions, GpuDevice};
 use lily_model::checkpoint::Checkpoint;
 use lily_model::device::{Capacity, Device};
 use lily_model::graph::Plan;
@@ -76,7 +77,11 @@ pub fn open(
     precision: Precision,
     capacity: Capacity,
 ) -> anyhow::Result<Box<dyn Device>> {
-    let missing = |name: &str| anyhow::anyhow!("--device {name} is not part of this build (accepted: auto, cpu)");
+    let missing =
+        |name: &str| anyhow::anyhow!("--device {name} is not part of this build (accepted: auto, cpu, emulated)");
+    if precision == Precision::F32 && !matches!(options.device, DeviceKind::Auto | DeviceKind::Cpu) {
+        bail!("--precision f32 is computed by the processor alone (accepted with it: --device auto, cpu)");
+    }
     match options.device {
         DeviceKind::Auto | DeviceKind::Cpu => {
             let threads = options.threads.map_or(0, usize::from);
@@ -84,6 +89,9 @@ pub fn open(
         }
         DeviceKind::Metal => Err(missing("metal")),
         DeviceKind::Cuda => Err(missing("cuda")),
-        DeviceKind::Emulated => Err(missing("emulated")),
+        DeviceKind::Emulated => {
+            let driver = Emulated::new(EmulatedOptions::default());
+            Ok(Box::new(GpuDevice::new(driver, checkpoint, capacity)?))
+        }
     }
 }

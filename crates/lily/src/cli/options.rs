@@ -16,7 +16,7 @@ pub enum DeviceKind {
     Metal,
     /// An NVIDIA GPU.
     Cuda,
-    /// The Metal kernels, interpreted (slow, checks every access).
+    /// The Metal kernels on this machine's processor: thousands of times slower than a GPU, needs g++.
     Emulated,
 }
 
