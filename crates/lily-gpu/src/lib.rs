@@ -9,6 +9,7 @@ pub mod device;
 pub mod driver;
 pub mod emulated;
 pub mod memory;
+pub mod metal;
 pub mod program;
 pub mod roles;
 pub mod route;
