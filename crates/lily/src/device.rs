@@ -87,11 +87,41 @@ pub fn open(
             let threads = options.threads.map_or(0, usize::from);
             Ok(Box::new(CpuDevice::new(checkpoint, CpuOptions { threads, precision, capacity })?))
         }
-        DeviceKind::Metal => Err(missing("metal")),
+        DeviceKind::Metal => open_metal(checkpoint, capacity),
         DeviceKind::Cuda => Err(missing("cuda")),
         DeviceKind::Emulated => {
             let driver = Emulated::new(EmulatedOptions::default());
             Ok(Box::new(GpuDevice::new(driver, checkpoint, capacity)?))
         }
     }
+}
+
+/// The Mac's GPU; compiled kernels are kept in the user's cache folder.
+#[cfg(target_os = "macos")]
+fn open_metal(checkpoint: Arc<Checkpoint>, capacity: Capacity) -> anyhow::Result<Box<dyn Device>> {
+    use lily_gpu::metal::{self, MetalOptions};
+
+    let bar = indicatif::ProgressBar::new(0);
+    if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+        bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+    }
+    bar.set_message("compiling kernels");
+    let reported = bar.clone();
+    let progress = Arc::new(move |done: usize, total: usize| {
+        reported.set_length(total as u64);
+        reported.set_position(done as u64);
+    });
+    let archives = std::env::home_dir().map(|home| home.join("Library/Caches/lily"));
+    let device = metal::open(checkpoint, capacity, MetalOptions { route: None, archives, progress: Some(progress) });
+    bar.finish_and_clear();
+    Ok(Box::new(device?))
+}
+
+/// Metal is macOS's.
+#[cfg(not(target_os = "macos"))]
+fn open_metal(_checkpoint: Arc<Checkpoint>, _capacity: Capacity) -> anyhow::Result<Box<dyn Device>> {
+    bail!(
+        "--device metal needs macOS on Apple silicon, and this program was built for {} (accepted: auto, cpu, emulated)",
+        std::env::consts::OS
+    )
 }
