@@ -42,23 +42,25 @@ def lily():
 class Server:
     """A running `lily serve`."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, bind="127.0.0.1:0", env=None):
         self.process = subprocess.Popen(
-            [BINARY, "serve", "--bind", "127.0.0.1:0", *map(str, args)],
+            [BINARY, "serve", *(["--bind", bind] if bind else []), *map(str, args)],
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment(),
+            # The miniature gains nothing from more threads, and loses much where other processes want the cores.
+            env={**environment(), "LILY_THREADS": "1", **(env or {})},
         )
         self.log = []
         for line in self.process.stderr:
             self.log.append(line)
             if found := re.search(r"listening on (http://\S+)", line):
-                self.url = found.group(1)
+                self.url = found.group(1).replace("0.0.0.0", "127.0.0.1")
                 break
         else:
             raise RuntimeError("".join(self.log))
-        threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
+        self.reader = threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True)
+        self.reader.start()
         for _ in range(600):
             if httpx.get(self.url + "/health").status_code == 200:
                 return
@@ -68,7 +70,13 @@ class Server:
     def stop(self):
         """Ends it as an operator would; returns its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        return self.wait()
+
+    def wait(self):
+        """Its exit code, once all of its log is in `log`."""
+        code = self.process.wait(timeout=60)
+        self.reader.join(10)
+        return code
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
-"""`lily run`, `eval`, `synth` and `serve` as scripts use them: stdout carries the result alone."""
+"""`lily run`, `eval` and `synth` as scripts use them: stdout carries the result alone."""
 
 import json
-import signal
 
-from conftest import ROOT, Server
+from conftest import ROOT
 
 
 def test_run_prints_the_answer_alone(lily):
@@ -72,15 +71,3 @@ def test_synth_writes_a_checkpoint_that_runs(lily, tmp_path):
     assert done.returncode == 0 and json.loads(done.stdout)["tokens"] == 4
     done = lily(*args)
     assert done.returncode == 1 and "exists" in done.stderr
-
-
-def test_serve_ends_in_order_on_ctrl_c():
-    server = Server()
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(timeout=60) == 0
-    assert server.process.stdout.read() == ""
-
-
-def test_serve_warns_when_others_can_reach_it(lily):
-    done = lily("serve", "--bind", "256.0.0.1:1")
-    assert done.returncode == 1 and "--bind" in done.stderr

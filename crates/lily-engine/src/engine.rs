@@ -188,7 +188,7 @@ impl Engine {
 
     fn enter(&self) -> Result<(), SubmitError> {
         let EngineConfig { parallel, max_waiting, .. } = self.config;
-        self.shared.enter(parallel + max_waiting).map_err(|present| {
+        self.shared.enter(self.places()).map_err(|present| {
             self.shared.report(|m| m.requests_refused += 1);
             SubmitError::QueueFull {
                 running: parallel,
@@ -273,6 +273,11 @@ impl Engine {
     /// What computes.
     pub fn device_info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// Most requests that run and wait at once.
+    pub fn places(&self) -> usize {
+        self.config.parallel + self.config.max_waiting
     }
 
     /// Whether requests are served.

@@ -1,6 +1,7 @@
 //! What every dialect's request comes down to, and how it becomes tokens and running generations.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lily_engine::constraint::{ConstraintSpec, ToolCallCount, ToolSpec};
 use lily_engine::{EosRule, PrefixCacheUse, Request, SamplingParams, Thinking};
@@ -31,6 +32,8 @@ pub struct Ask {
     pub logprobs: Option<usize>,
     /// Most tokens of thinking.
     pub thinking_budget: Option<usize>,
+    /// Longest time it may take, waiting included.
+    pub timeout: Option<Duration>,
     /// Answers wanted.
     pub n: usize,
     /// What the answer must look like, and the field that said so.
@@ -168,6 +171,7 @@ impl Ask {
             stop: Vec::new(),
             logprobs: None,
             thinking_budget: None,
+            timeout: None,
             n: 1,
             format: None,
         }
@@ -206,7 +210,7 @@ impl Ask {
     }
 
     /// Tokenizes, compiles the constraint and submits. Blocks: call it off the async threads.
-    fn start_blocking(self, serving: &Serving) -> Result<Choices, ApiError> {
+    fn start_blocking(self, serving: &Serving, deadline: Option<Instant>) -> Result<Choices, ApiError> {
         let constraint = self.constraint()?;
         let prompt = self.prompt.tokenize(serving)?;
         let only_one_call = matches!(&self.prompt, Prompt::Chat(chat) if chat.parallel_calls == ParallelCalls::One);
@@ -214,6 +218,11 @@ impl Ask {
             Prompt::Chat(_) => "messages",
             _ => "prompt",
         };
+        let places = serving.engine.places();
+        if self.n > places {
+            let message = format!("`n` is {} (accepted: 1 to {places}, which may run and wait at once)", self.n);
+            return Err(ApiError::invalid("n", message));
+        }
         let mut choices = Vec::with_capacity(self.n);
         for index in 0..self.n {
             let mut sampling = self.sampling.clone();
@@ -230,7 +239,7 @@ impl Ask {
             };
             request.branch_points = prompt.branch_points.clone();
             request.prefix_cache = PrefixCacheUse::ReadWrite;
-            request.deadline = serving.deadline();
+            request.deadline = deadline;
             if let Some((spec, field)) = &constraint {
                 let mask = serving.engine.compile_constraint(spec);
                 request.constraint = Some(mask.map_err(|error| ApiError::constraint(field, &error))?);
@@ -251,7 +260,9 @@ impl Ask {
 
     /// Starts the generations.
     pub async fn start(self, serving: &Arc<Serving>) -> Result<Choices, ApiError> {
+        // Waiting for a turn to tokenize counts as well.
+        let deadline = serving.deadline(self.timeout);
         let serving = Arc::clone(serving);
-        serving.clone().blocking(move || self.start_blocking(&serving)).await?
+        serving.clone().blocking(move || self.start_blocking(&serving, deadline)).await?
     }
 }

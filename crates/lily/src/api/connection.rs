@@ -1,34 +1,49 @@
 //! One client's connection: notices that the client has gone while its request is still computed.
 //!
 //! A client that closes its socket and one that only closes its sending half look the same: both send FIN. The second
-//! still waits for its answer. They differ once something is sent to them, so after FIN a byte of urgent data is sent now
-//! and then: a socket that was closed answers with RST, one that reads on skips the byte, since urgent data is not part of
-//! the stream. That is done for loopback peers only, where nothing rewrites packets, and only before the answer begins;
-//! then its own bytes tell. For other peers FIN means gone.
+//! still waits for its answer. They differ once something is sent to them: a closed socket answers with RST. So after FIN
+//! something is sent now and then that a client who reads on skips, until the answer begins; then its own bytes tell. To
+//! loopback peers that is a byte of urgent data, which is not part of the stream. Over a network, where middleboxes turn
+//! urgent data into plain bytes, it is the interim response `100 Continue`, which every HTTP/1.1 client must skip.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use axum::http::Version;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 /// How often a connection is looked at while its request is computed.
 const LOOK: Duration = Duration::from_millis(25);
+/// Looks between two interim responses to a client that has sent FIN.
+const LOOKS_BETWEEN_INTERIM: u32 = 20;
+/// Skipped by a client that waits for its answer.
+const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// What requests of a connection know about its client.
+/// A request as its connection sees it: who waits for it.
 #[derive(Debug, Clone)]
 pub struct Peer {
     socket: Arc<TcpStream>,
-    loopback: bool,
-    /// Whether anything was sent since the request began.
-    answered: Arc<AtomicBool>,
+    probe: Probe,
+    id: Arc<str>,
+    /// Whether anything was sent since the request began. Held locked while anything is sent, so that a probe never lands
+    /// inside an answer.
+    answered: Arc<Mutex<bool>>,
+}
+
+/// How it is found out whether a client that sent FIN still reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Probe {
+    UrgentData,
+    InterimResponse,
+    /// Not at all: HTTP/1.0 has no interim responses, so FIN means gone.
+    Never,
 }
 
 /// What the receiving side of a connection says.
@@ -42,9 +57,19 @@ enum Incoming {
 }
 
 impl Peer {
-    /// A request begins.
-    pub fn begin(&self) {
-        self.answered.store(false, Ordering::Relaxed);
+    /// The peer of the request that begins now.
+    pub fn of_request(&self, id: &str, version: Version) -> Self {
+        *lock(&self.answered) = false;
+        let probe = match self.probe {
+            Probe::InterimResponse if version < Version::HTTP_11 => Probe::Never,
+            other => other,
+        };
+        Peer { id: id.into(), probe, ..self.clone() }
+    }
+
+    /// Id of the request.
+    pub fn id(&self) -> &str {
+        &self.id
     }
 
     fn incoming(&self) -> Incoming {
@@ -65,44 +90,69 @@ impl Peer {
 
     /// Returns when the client is known to have gone; never, as long as it is there.
     pub async fn gone(&self) {
+        let mut looks = 0u32;
         loop {
             match self.incoming() {
                 Incoming::Lost => return,
-                Incoming::Finished if !self.loopback => return,
-                Incoming::Finished if !self.answered.load(Ordering::Relaxed) => {
-                    let socket = SockRef::from(&*self.socket);
-                    if socket.send_out_of_band(b"\n").is_err() || !matches!(socket.take_error(), Ok(None)) {
+                Incoming::Finished => {
+                    if !self.still_reads(looks) {
                         return;
                     }
+                    looks += 1;
                 }
-                Incoming::Finished | Incoming::Open => {}
+                Incoming::Open => {}
             }
             tokio::time::sleep(LOOK).await;
         }
     }
+
+    /// Sends something to a client that has sent FIN, if it is time for it; false if the client is gone.
+    fn still_reads(&self, looks: u32) -> bool {
+        let answered = lock(&self.answered);
+        let socket = SockRef::from(&*self.socket);
+        if !matches!(socket.take_error(), Ok(None)) {
+            return false;
+        }
+        match self.probe {
+            Probe::Never => false,
+            _ if *answered => true,
+            Probe::UrgentData => socket.send_out_of_band(b"\n").is_ok(),
+            Probe::InterimResponse if looks.is_multiple_of(LOOKS_BETWEEN_INTERIM) => match socket.send(INTERIM) {
+                Ok(sent) => sent == INTERIM.len(),
+                // It does not read, but it may yet.
+                Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+            },
+            Probe::InterimResponse => true,
+        }
+    }
+}
+
+fn lock(answered: &Mutex<bool>) -> MutexGuard<'_, bool> {
+    answered.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The connection as the HTTP library reads and writes it.
 #[derive(Debug)]
 pub struct PeerStream {
     socket: Arc<TcpStream>,
-    answered: Arc<AtomicBool>,
+    answered: Arc<Mutex<bool>>,
 }
 
 impl PeerStream {
     /// Wraps an accepted connection.
     pub fn new(socket: TcpStream, address: SocketAddr) -> (Self, Peer) {
         let socket = Arc::new(socket);
-        let answered = Arc::new(AtomicBool::new(false));
-        let peer =
-            Peer { socket: Arc::clone(&socket), loopback: address.ip().is_loopback(), answered: Arc::clone(&answered) };
+        let answered = Arc::new(Mutex::new(false));
+        let probe = if address.ip().is_loopback() { Probe::UrgentData } else { Probe::InterimResponse };
+        let peer = Peer { socket: Arc::clone(&socket), probe, id: "".into(), answered: Arc::clone(&answered) };
         (PeerStream { socket, answered }, peer)
     }
 
     fn write(&self, cx: &mut Context<'_>, attempt: impl Fn() -> io::Result<usize>) -> Poll<io::Result<usize>> {
-        self.answered.store(true, Ordering::Relaxed);
         loop {
             ready!(self.socket.poll_write_ready(cx))?;
+            let mut answered = lock(&self.answered);
+            *answered = true;
             match attempt() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return Poll::Ready(done),
@@ -153,5 +203,64 @@ impl AsyncWrite for PeerStream {
             Err(error) if error.kind() != io::ErrorKind::NotConnected => Poll::Ready(Err(error)),
             _ => Poll::Ready(Ok(())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpStream as Client};
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A connection that looks like one over a network, and its client.
+    async fn remote(version: Version) -> (Peer, PeerStream, Client) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let client = Client::connect(listener.local_addr().expect("an address")).expect("connects");
+        let (socket, _) = listener.accept().await.expect("accepts");
+        let (stream, peer) = PeerStream::new(socket, "192.0.2.7:4000".parse().expect("an address"));
+        (peer.of_request("req_1", version), stream, client)
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    #[tokio::test]
+    async fn a_remote_client_that_half_closes_gets_interim_responses_and_stays() {
+        let (peer, mut stream, mut client) = remote(Version::HTTP_11).await;
+        client.shutdown(Shutdown::Write).expect("half closed");
+        assert!(tokio::time::timeout(Duration::from_millis(700), peer.gone()).await.is_err(), "taken for gone");
+        let head = b"HTTP/1.1 200 OK\r\n\r\n";
+        let written = std::future::poll_fn(|cx| Pin::new(&mut stream).poll_write(cx, head)).await.expect("written");
+        assert_eq!(written, head.len());
+        // Once the answer has begun nothing may come between its bytes.
+        assert!(tokio::time::timeout(Duration::from_millis(700), peer.gone()).await.is_err(), "taken for gone");
+        drop((peer, stream));
+        let mut text = String::new();
+        client.read_to_string(&mut text).expect("text");
+        let interim = text.matches("HTTP/1.1 100 Continue\r\n\r\n").count();
+        assert_eq!(text.replace("HTTP/1.1 100 Continue\r\n\r\n", ""), "HTTP/1.1 200 OK\r\n\r\n");
+        assert!((1..=3).contains(&interim), "{text:?}");
+        assert!(text.ends_with("200 OK\r\n\r\n"), "{text:?}");
+    }
+
+    #[tokio::test]
+    async fn a_remote_client_that_closes_is_gone() {
+        let (peer, _stream, client) = remote(Version::HTTP_11).await;
+        drop(client);
+        tokio::time::timeout(PATIENCE, peer.gone()).await.expect("noticed");
+    }
+
+    #[tokio::test]
+    async fn an_old_remote_client_that_half_closes_counts_as_gone() {
+        let (peer, _stream, mut client) = remote(Version::HTTP_10).await;
+        client.write_all(b"x").expect("sent");
+        assert!(tokio::time::timeout(Duration::from_millis(100), peer.gone()).await.is_err(), "it has not closed");
+        let mut byte = [0];
+        peer.socket.readable().await.expect("readable");
+        assert_eq!(peer.socket.try_read(&mut byte).expect("a byte"), 1);
+        client.shutdown(Shutdown::Write).expect("half closed");
+        tokio::time::timeout(PATIENCE, peer.gone()).await.expect("noticed");
     }
 }

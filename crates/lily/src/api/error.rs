@@ -93,6 +93,13 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("request_too_large"), message)
     }
 
+    /// 431.
+    pub fn head_too_large(limit: usize) -> Self {
+        let message = format!("the request's head is larger than {limit} bytes");
+        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+        Self::new(status, "invalid_request_error", Some("head_too_large"), message)
+    }
+
     /// 503 while the model is being read.
     pub fn loading() -> Self {
         let error = Self::new(

@@ -23,7 +23,7 @@ impl Summary {
         Summary(total_usage(finishes))
     }
 
-    /// Logs the end of a stream.
+    /// Logs the end of the stream that answered request `id`.
     pub fn log(&self, id: &str) {
         let u = &self.0;
         tracing::info!(id, prompt = u.prompt, cached = u.cached, completion = u.completion, "stream done");
@@ -31,11 +31,12 @@ impl Summary {
 }
 
 /// Gives the request an id, ends it when its client goes, and logs it.
-pub async fn request(Extension(peer): Extension<Peer>, request: Request, next: Next) -> Response {
+pub async fn request(Extension(peer): Extension<Peer>, mut request: Request, next: Next) -> Response {
     let id = identity::unique("req_");
+    let peer = peer.of_request(&id, request.version());
+    request.extensions_mut().insert(peer.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let start = Instant::now();
-    peer.begin();
     let response = tokio::select! {
         response = next.run(request) => Some(response),
         () = peer.gone() => None,

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderValue, Method, header};
-use axum::middleware;
+use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use super::error::ApiError;
+use super::server::HEAD_BYTES;
 use super::state::App;
 use super::{anthropic, auth, log, openai, ops, responses, tokens};
 
@@ -35,6 +36,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(Arc::clone(app), auth::check))
+        .layer(middleware::from_fn(bounded_head))
         .layer(middleware::from_fn(log::request));
     let routes = match cors(&app.settings.cors_origins) {
         Some(layer) => routes.layer(layer),
@@ -62,6 +64,13 @@ async fn page() -> Response {
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                   img-src data:";
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(include_str!("../web/chat.html"))).into_response()
+}
+
+/// Refuses heads that are too large.
+async fn bounded_head(request: Request, next: Next) -> Result<Response, ApiError> {
+    let headers: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    if headers + target > HEAD_BYTES { Err(ApiError::head_too_large(HEAD_BYTES)) } else { Ok(next.run(request).await) }
 }
 
 async fn not_found(request: Request) -> ApiError {

@@ -18,8 +18,8 @@ use super::state::App;
 
 /// Longest time for the head of a request, and for the silence before it on a kept connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most bytes of a request's head.
-const HEAD_BYTES: usize = 64 << 10;
+/// Most bytes of a request's head. The HTTP library reads up to twice as many before it counts; `router.rs` is exact.
+pub(super) const HEAD_BYTES: usize = 64 << 10;
 /// Most header lines.
 const HEAD_LINES: usize = 100;
 

@@ -14,6 +14,8 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::connection::Peer;
+use super::error::ApiError;
+use super::log::Summary;
 
 /// The client no longer listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +43,13 @@ where
     T: Future<Output = Result<(), Gone>> + Send + 'static,
 {
     let (sender, receiver) = mpsc::channel::<Bytes>(BACKLOG);
-    tokio::spawn(write(EventWriter { sender, peer }));
+    let id = peer.id().to_owned();
+    let writing = write(EventWriter { sender, peer });
+    tokio::spawn(async move {
+        if writing.await == Err(Gone) {
+            tracing::info!(id, "client gone in mid-stream");
+        }
+    });
     let body = Body::from_stream(ReceiverStream::new(receiver).map(Ok::<_, Infallible>));
     let mut response = body.into_response();
     let headers = response.headers_mut();
@@ -66,6 +74,16 @@ impl EventWriter {
     /// Writes a comment, which clients skip.
     pub async fn comment(&self, text: &str) -> Result<(), Gone> {
         self.write(format!(": {text}\n\n")).await
+    }
+
+    /// Logs the end of the stream.
+    pub fn ended(&self, summary: Summary) {
+        summary.log(self.peer.id());
+    }
+
+    /// Logs that the stream ends with an error, which the caller writes in its dialect's shape.
+    pub fn failed(&self, error: &ApiError) {
+        tracing::warn!(id = self.peer.id(), "stream failed: {}", error.message);
     }
 
     /// Writes OpenAI's end mark.

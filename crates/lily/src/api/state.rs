@@ -78,9 +78,10 @@ impl Serving {
         }
     }
 
-    /// When a request that arrives now must be done.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.settings.request_timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+    /// When a request that arrives now must be done: within its own limit and the server's.
+    pub fn deadline(&self, own: Option<Duration>) -> Option<Instant> {
+        let limit = self.settings.request_timeout.into_iter().chain(own).min();
+        limit.and_then(|limit| Instant::now().checked_add(limit))
     }
 
     /// Where later requests are likely to leave this prompt: after the system and tools block, and after each turn of the

@@ -1,5 +1,6 @@
 //! `lily serve`: the HTTP server. Listens at once, loads in the background, and ends in order on Ctrl-C or SIGTERM.
 
+use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -109,7 +110,9 @@ fn available_memory() -> Option<u64> {
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("LILY_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let colours = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(colours);
+    log.with_writer(std::io::stderr).init();
     let source = Source::from_option(args.model.model.as_deref())?;
     let settings = args.settings()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -118,6 +121,9 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     runtime.shutdown_background();
     outcome
 }
+
+/// How long connections may live on after the last request was ended: its client is told, however slowly it reads.
+const FAREWELL: Duration = Duration::from_secs(3);
 
 async fn serve(args: &ServeArgs, source: Source, settings: ApiSettings) -> anyhow::Result<ExitCode> {
     let app = App::new(settings.clone());
@@ -136,7 +142,7 @@ async fn serve(args: &ServeArgs, source: Source, settings: ApiSettings) -> anyho
         async {
             let _ = stopped.await;
         },
-        patience,
+        patience + FAREWELL,
     ));
     let mut loaded = false;
     loop {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::{connect, get, head, metric, post, post_bytes, read, wait_for_metric};
+use crate::client::{connect, get, head, metric, post, post_bytes, read, send, wait_for_metric};
 use crate::server;
 
 fn body(max_tokens: usize, stream: bool) -> String {
@@ -100,43 +100,65 @@ fn a_half_closed_client_still_gets_its_whole_answer() {
     }
 }
 
-#[test]
-fn clients_that_hang_up_at_random_points_leave_a_healthy_and_correct_server() {
-    let server = own();
-    let address = server.address;
-    let expected = answer(address);
-    let threads: Vec<_> = (0..10)
-        .map(|thread: u64| {
-            std::thread::spawn(move || {
-                for round in 0..10u64 {
-                    // A small generator is enough to spread the points.
-                    let mut point = (thread * 7919 + round * 104_729) % 1000;
-                    let bytes = post_bytes("/v1/chat/completions", &body(6, round % 3 != 0));
-                    let mut connection = connect(address);
-                    if point < 300 {
-                        let part = bytes.len() * point as usize / 300;
-                        let _ = connection.write_all(&bytes[..part]);
-                        continue;
-                    }
-                    let _ = connection.write_all(&bytes);
-                    if point < 700 {
-                        point -= 300;
-                        std::thread::sleep(Duration::from_millis(point / 4));
-                        let mut some = vec![0; point as usize];
-                        let _ = connection.set_read_timeout(Some(Duration::from_millis(20)));
-                        let _ = connection.read(&mut some);
-                        continue;
-                    }
-                    assert_eq!(read(connection).status, 200);
-                }
-            })
-        })
-        .collect();
-    for thread in threads {
-        thread.join().unwrap();
+/// What one of the clients below does.
+fn visit(address: SocketAddr, number: u64, expected: &Value) {
+    // A small generator is enough to spread the points.
+    let point = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    let (hangs_up, point) = (point.is_multiple_of(2), point / 2);
+    let prompt = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 4, "stream": point % 3 == 0});
+    let bytes = post_bytes("/v1/completions", &prompt.to_string());
+    let mut connection = connect(address);
+    if !hangs_up {
+        connection.write_all(&bytes).unwrap();
+        let response = read(connection);
+        assert_eq!(response.status, 200, "{}", response.body);
+        let values = if prompt["stream"] == true { response.events() } else { vec![response.json()] };
+        let text: String = values.iter().filter_map(|value| value["choices"][0]["text"].as_str()).collect();
+        assert_eq!(json!(text), *expected);
+        return;
     }
+    match point % 4 {
+        0 => drop(connection.write_all(&bytes[..bytes.len() * (point as usize % 97) / 97])),
+        1 => drop(connection.write_all(&bytes)),
+        2 => {
+            let _ = connection.write_all(&bytes);
+            std::thread::sleep(Duration::from_millis(point % 30));
+        }
+        _ => {
+            let _ = connection.write_all(&bytes);
+            let _ = connection.set_read_timeout(Some(Duration::from_millis(50)));
+            let _ = connection.read(&mut vec![0; point as usize % 300]);
+        }
+    }
+}
+
+#[test]
+fn a_thousand_requests_of_which_half_hang_up_leave_a_healthy_and_correct_server() {
+    let server = server::with(lily::api::ApiSettings::default(), &server::sharing(8));
+    let address = server.address;
+    let prompt = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 4});
+    let expected = post(address, "/v1/completions", &prompt).json()["choices"][0]["text"].clone();
+    std::thread::scope(|scope| {
+        for thread in 0..20 {
+            let expected = &expected;
+            scope.spawn(move || (0..50).for_each(|round| visit(address, thread * 50 + round, expected)));
+        }
+    });
     wait_for_metric(address, "requests_running", 0.0, Duration::from_secs(20));
     wait_for_metric(address, "requests_waiting", 0.0, Duration::from_secs(20));
-    assert_eq!(answer(address), expected);
+    assert_eq!(post(address, "/v1/completions", &prompt).json()["choices"][0]["text"], expected);
     assert_eq!(metric(address, "device_errors_total"), 0.0);
+    assert_eq!(metric(address, "requests_finished_total{reason=\"error\"}"), 0.0);
+    assert!(metric(address, "requests_finished_total{reason=\"cancelled\"}") > 20.0);
+    assert_eq!(get(address, "/health").status, 200);
+}
+
+#[test]
+fn heads_that_are_too_large_are_refused() {
+    let address = server::shared();
+    let long = format!("GET /health HTTP/1.1\r\nhost: test\r\nx-long: {}\r\n\r\n", "y".repeat(100 << 10));
+    assert_eq!(send(address, long.as_bytes()).status, 431);
+    let many: String = (0..200).map(|i| format!("x-{i}: y\r\n")).collect();
+    assert_eq!(send(address, format!("GET /health HTTP/1.1\r\nhost: test\r\n{many}\r\n").as_bytes()).status, 431);
+    assert_eq!(get(address, "/health").status, 200);
 }

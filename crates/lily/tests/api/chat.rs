@@ -131,6 +131,21 @@ fn a_seed_gives_the_same_answers_and_n_gives_several() {
 }
 
 #[test]
+fn a_seed_gives_the_same_answer_alone_and_among_others() {
+    let sampled = |seed: u64| {
+        let body = json!({"prompt": "Once upon a time", "seed": seed, "temperature": 1.0, "max_tokens": 20});
+        post(server::shared(), "/v1/completions", &body).json()["choices"][0]["text"].clone()
+    };
+    let alone: Vec<Value> = (1..5).map(sampled).collect();
+    let together: Vec<Value> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..5).map(|seed| scope.spawn(move || sampled(seed))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(alone, together);
+    assert!(alone.iter().any(|text| *text != alone[0]), "seeds differ: {alone:?}");
+}
+
+#[test]
 fn completions_continue_text_and_several_prompts_at_once() {
     let body =
         json!({"prompt": ["Once upon a time", "Once upon a time"], "temperature": 0, "max_tokens": 8, "echo": true});

@@ -6,5 +6,6 @@ mod abuse;
 mod auth;
 mod chat;
 mod client;
+mod limits;
 mod refusals;
 mod server;

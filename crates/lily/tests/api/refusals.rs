@@ -59,6 +59,7 @@ fn fields_of_a_chat_completion_out_of_range_or_of_the_wrong_type_are_named() {
         (json!({"frequency_penalty": -3}), "frequency_penalty"),
         (json!({"repetition_penalty": 0}), "repetition_penalty"),
         (json!({"seed": -1}), "seed"),
+        (json!({"timeout": 0}), "timeout"),
         (json!({"n": 0}), "n"),
         (json!({"n": 1000}), "n"),
         (json!({"stop": ""}), "stop"),
@@ -169,6 +170,28 @@ fn a_schema_that_cannot_be_met_is_refused() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "nonsense"}}, "required": ["a"]});
     let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
     refused("/v1/chat/completions", &chat(json!({"response_format": format})), "response_format.json_schema.schema");
+}
+
+#[test]
+fn schemas_made_to_explode_end_in_time_and_hurt_nobody() {
+    let wide: serde_json::Map<String, Value> = (0..30_000).map(|i| (format!("p{i}"), json!({}))).collect();
+    let nested =
+        (0..11).fold(json!({"type": "string"}), |inner, _| json!({"anyOf": [inner.clone(), {"items": inner}]}));
+    let all_of: Vec<Value> = (2..14).map(|n| json!({"type": "string", "pattern": format!("^(.{{{n}}})*$")})).collect();
+    let loops = json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}});
+    let schemas = [json!({"properties": wide}), nested, json!({"allOf": all_of}), loops];
+    for (index, schema) in schemas.into_iter().enumerate() {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+        let start = std::time::Instant::now();
+        let response = post(server::shared(), "/v1/chat/completions", &chat(json!({"response_format": format})));
+        assert!(start.elapsed().as_secs() < 30, "schema {index}: {:?}", start.elapsed());
+        let shown: String = response.body.chars().take(300).collect();
+        assert!(matches!(response.status, 200 | 400), "schema {index}: {shown}");
+        if response.status == 400 {
+            assert!(shown.contains("response_format"), "schema {index}: {shown}");
+        }
+    }
+    assert_eq!(post(server::shared(), "/v1/chat/completions", &chat(json!({}))).status, 200);
 }
 
 #[test]

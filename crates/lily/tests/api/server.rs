@@ -35,28 +35,27 @@ pub fn start(app: &Arc<App>) -> TestServer {
     TestServer { address: told.recv().unwrap(), _stop: stop }
 }
 
-/// The miniature, ready to answer.
-pub fn miniature(parallel: usize) -> LoadedModel {
+/// So many requests at once, the others wait.
+pub fn sharing(parallel: usize) -> Sharing {
+    Sharing { parallel, max_waiting: 2000, cache_bytes: 64 << 20, ..Sharing::single() }
+}
+
+/// A server on the miniature.
+pub fn with(settings: ApiSettings, sharing: &Sharing) -> TestServer {
     let options = ModelOptions { model: None, device: DeviceKind::Cpu, threads: None, max_seq: Some(16_384) };
-    let sharing = Sharing { parallel, max_waiting: 2000, cache_bytes: 64 << 20, ..Sharing::single() };
-    LoadedModel::load(&Source::from_option(None).unwrap(), &options, &sharing).unwrap()
+    let model = LoadedModel::load(&Source::from_option(None).unwrap(), &options, sharing).unwrap();
+    let app = App::new(settings.clone());
+    app.loaded(Arc::new(Serving::new(model, settings)));
+    start(&app)
 }
 
 /// A server with other settings than [`shared`].
 pub fn with_settings(settings: ApiSettings) -> TestServer {
-    let app = App::new(settings.clone());
-    app.loaded(Arc::new(Serving::new(miniature(1), settings)));
-    start(&app)
+    with(settings, &sharing(1))
 }
 
 /// The server that most tests share.
 pub fn shared() -> SocketAddr {
     static SERVER: OnceLock<TestServer> = OnceLock::new();
-    SERVER
-        .get_or_init(|| {
-            let app = App::new(ApiSettings::default());
-            app.loaded(Arc::new(Serving::new(miniature(4), ApiSettings::default())));
-            start(&app)
-        })
-        .address
+    SERVER.get_or_init(|| with(ApiSettings::default(), &sharing(4))).address
 }

@@ -34,6 +34,7 @@ pub(super) fn request(value: Value, serving: &Serving) -> Result<(Ask, bool), Ap
     let limit = limit.ok_or_else(|| ApiError::missing("max_tokens", "a whole number above 0"))?;
     ask.max_tokens = Some(limit as usize);
     ask.stop = options::stop(&mut fields, "stop_sequences")?;
+    ask.timeout = options::timeout(&mut fields)?;
     let stream = fields.flag("stream")?.unwrap_or(false);
     fields.ignore(&HARMLESS);
     fields.finish()?;

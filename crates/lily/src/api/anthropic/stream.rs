@@ -116,9 +116,10 @@ pub(super) async fn write(writer: EventWriter, head: Head, mut choices: Choices)
                 let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
                 blocks.event("message_delta", json!({"delta": delta, "usage": usage(&finish)})).await?;
                 blocks.event("message_stop", json!({})).await?;
-                Summary::of(std::iter::once(&finish)).log(&head.id);
+                blocks.writer.ended(Summary::of(std::iter::once(&finish)));
             }
             Some(Update::Failed(error)) => {
+                blocks.writer.failed(&error);
                 return blocks.writer.event("error", &error_value(&error)).await;
             }
         }

@@ -215,6 +215,7 @@ impl Work {
                     finishes.push(finish);
                 }
                 Update::Failed(error) => {
+                    writer.failed(&error);
                     writer.data(&error.body()).await?;
                     return writer.done().await;
                 }
@@ -225,7 +226,7 @@ impl Work {
             value["usage"] = self.usage(finishes.iter());
             writer.data(&value).await?;
         }
-        Summary::of(finishes.iter()).log(&self.head.id);
+        writer.ended(Summary::of(finishes.iter()));
         writer.done().await
     }
 }

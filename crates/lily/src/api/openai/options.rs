@@ -1,5 +1,7 @@
 //! Fields that OpenAI's endpoints share: sampling, limits, output format, streaming.
 
+use std::time::Duration;
+
 use lily_engine::constraint::ConstraintSpec;
 use lily_engine::{EosRule, Request, SamplingParams};
 use serde_json::Value;
@@ -75,6 +77,12 @@ fn logit_bias(fields: &Fields, value: Value, serving: &Serving) -> Result<Vec<(u
         .collect()
 }
 
+/// Takes `timeout`: seconds a request may take, waiting included.
+pub fn timeout(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
+    let seconds = fields.number("timeout", 0.001..=86_400.0)?;
+    Ok(seconds.map(Duration::from_secs_f32))
+}
+
 /// Takes the fields that say when the answer ends.
 pub fn limits(fields: &mut Fields, ask: &mut Ask) -> Result<(), ApiError> {
     const MOST: u64 = 1 << 31;
@@ -91,6 +99,7 @@ pub fn limits(fields: &mut Fields, ask: &mut Ask) -> Result<(), ApiError> {
         ask.n = n as usize;
     }
     ask.stop = stop(fields, "stop")?;
+    ask.timeout = timeout(fields)?;
     Ok(())
 }
 

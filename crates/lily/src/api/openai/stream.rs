@@ -96,8 +96,8 @@ pub(super) async fn write(
                 finishes.push(finish);
             }
             Update::Failed(error) => {
+                writer.failed(&error);
                 writer.data(&error.body()).await?;
-                tracing::warn!(id = head.id, "stream failed: {}", error.message);
                 return writer.done().await;
             }
         }
@@ -106,7 +106,7 @@ pub(super) async fn write(
         let total = usage(&total_usage(finishes.iter()));
         writer.data(&head.chunk(json!([]), Some(total))).await?;
     }
-    Summary::of(finishes.iter()).log(&head.id);
+    writer.ended(Summary::of(finishes.iter()));
     writer.done().await
 }
 

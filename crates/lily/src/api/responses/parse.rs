@@ -59,6 +59,7 @@ pub(super) fn request(value: Value, serving: &Serving) -> Result<Parsed, ApiErro
     let mut ask = Ask::new(Prompt::Chat(chat), sampling);
     ask.thinking_budget = serving.settings.thinking_budget;
     ask.max_tokens = fields.whole("max_output_tokens", 1..=1 << 31)?.map(|n| n as usize);
+    ask.timeout = options::timeout(&mut fields)?;
     ask.format = format(&mut fields)?;
     let stream = fields.flag("stream")?.unwrap_or(false);
     if fields.flag("background")? == Some(true) {

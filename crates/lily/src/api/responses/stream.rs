@@ -158,9 +158,10 @@ pub(super) async fn write(writer: EventWriter, head: Head, mut choices: Choices)
             }
             Update::Finished(finish) => {
                 items.finish(&head, &finish).await?;
-                Summary::of(std::iter::once(&finish)).log(&head.id);
+                items.writer.ended(Summary::of(std::iter::once(&finish)));
             }
             Update::Failed(error) => {
+                items.writer.failed(&error);
                 let mut response = head.response("failed", json!([]));
                 response["error"] = json!({"code": error.code, "message": error.message});
                 return items.event("response.failed", json!({"response": response})).await;

@@ -1,0 +1,90 @@
+//! What happens when there is too much to do: a full queue, deadlines, too little memory, the end of the server.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use lily::api::ApiSettings;
+use lily::model::Sharing;
+use serde_json::{Value, json};
+
+use crate::client::{connect, post, post_bytes, wait_for_metric};
+use crate::server;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A request that does not end by itself.
+fn endless(extra: Value) -> Value {
+    let mut body = json!({"prompt": "Once upon a time", "max_tokens": 12_000, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+fn begin(address: SocketAddr, metric: &str) -> std::net::TcpStream {
+    let mut stream = connect(address);
+    stream.write_all(&post_bytes("/v1/completions", &endless(json!({"stream": true})).to_string())).unwrap();
+    wait_for_metric(address, metric, 1.0, SOON);
+    stream
+}
+
+#[test]
+fn a_full_queue_answers_429_and_says_when_to_come_back() {
+    let sharing = Sharing { max_waiting: 1, ..server::sharing(1) };
+    let address = &server::with(ApiSettings::default(), &sharing);
+    let address = address.address;
+    let running = begin(address, "requests_running");
+    let waiting = begin(address, "requests_waiting");
+    let response = post(address, "/v1/completions", &json!({"prompt": "x", "max_tokens": 1}));
+    assert_eq!((response.status, &response.json()["error"]["code"]), (429, &json!("queue_full")));
+    let seconds = response.headers.lines().find_map(|line| line.strip_prefix("retry-after: ")).expect("a header");
+    assert!((1..=600).contains(&seconds.parse::<u64>().unwrap()), "{seconds}");
+    let message = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1});
+    let response = post(address, "/v1/messages", &message);
+    assert_eq!((response.status, &response.json()["error"]["type"]), (429, &json!("rate_limit_error")));
+    assert!(response.headers.contains("retry-after: "));
+    // More answers than can ever run and wait are no matter of time.
+    let response = post(address, "/v1/completions", &json!({"prompt": "x", "n": 3}));
+    assert_eq!((response.status, &response.json()["error"]["param"]), (400, &json!("n")));
+    drop((running, waiting));
+    wait_for_metric(address, "requests_running", 0.0, SOON);
+    assert_eq!(post(address, "/v1/completions", &json!({"prompt": "x", "max_tokens": 1})).status, 200);
+}
+
+#[test]
+fn a_deadline_ends_a_request_that_runs_and_one_that_waits() {
+    let server = server::with_settings(ApiSettings::default());
+    let address = server.address;
+    let start = Instant::now();
+    let response = post(address, "/v1/completions", &endless(json!({"timeout": 0.3})));
+    assert_eq!((response.status, &response.json()["error"]["code"]), (504, &json!("deadline_exceeded")));
+    let events = post(address, "/v1/completions", &endless(json!({"timeout": 0.3, "stream": true}))).events();
+    assert_eq!(events[events.len() - 2]["error"]["code"], "deadline_exceeded");
+    assert!(events.len() > 3, "what came before the deadline is there: {events:?}");
+    let running = begin(address, "requests_running");
+    let response = post(address, "/v1/completions", &endless(json!({"timeout": 0.3})));
+    assert_eq!(response.status, 504);
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    drop(running);
+}
+
+#[test]
+fn the_servers_own_limit_holds_for_requests_that_ask_for_more() {
+    let settings = ApiSettings { request_timeout: Some(Duration::from_millis(300)), ..ApiSettings::default() };
+    let server = server::with_settings(settings);
+    for extra in [json!({}), json!({"timeout": 600})] {
+        assert_eq!(post(server.address, "/v1/completions", &endless(extra)).status, 504);
+    }
+}
+
+#[test]
+fn a_request_that_memory_cannot_hold_is_refused_with_the_numbers() {
+    let sharing = Sharing { kv_bytes: Some(4 << 20), cache_bytes: 0, ..server::sharing(1) };
+    let server = server::with(ApiSettings::default(), &sharing);
+    let response = post(server.address, "/v1/completions", &endless(json!({})));
+    let error = response.json()["error"].clone();
+    assert_eq!((response.status, &error["param"]), (400, &json!("prompt")), "{error}");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("12000") && message.contains("pages"), "{message}");
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 4});
+    assert_eq!(post(server.address, "/v1/completions", &body).status, 200);
+}
