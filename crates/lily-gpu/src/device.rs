@@ -29,13 +29,13 @@ struct InFlight {
 
 /// A [`Device`] on a [`Driver`].
 pub struct GpuDevice<D: Driver> {
-    driver: D,
-    info: DriverInfo,
-    checkpoint: Arc<Checkpoint>,
+    pub(crate) driver: D,
+    pub(crate) info: DriverInfo,
+    pub(crate) checkpoint: Arc<Checkpoint>,
     capacity: Capacity,
-    plans: [Plan; 2],
-    libraries: Libraries,
-    memory: DeviceMemory,
+    pub(crate) plans: [Plan; 2],
+    pub(crate) libraries: Libraries,
+    pub(crate) memory: DeviceMemory,
     programs: HashMap<StepShape, ProgramId>,
     in_flight: VecDeque<InFlight>,
     next_set: usize,
@@ -92,7 +92,7 @@ impl<D: Driver> GpuDevice<D> {
         self.table(shape).program()
     }
 
-    fn table(&self, shape: StepShape) -> Table<'_> {
+    pub(crate) fn table(&self, shape: StepShape) -> Table<'_> {
         let plan = &self.plans[usize::from(shape.phase == Phase::Prefill)];
         let (model, tuning) = (self.checkpoint.model(), &self.info.tuning);
         Table { model, plan, memory: &self.memory, libraries: &self.libraries, tuning, shape }
@@ -100,6 +100,22 @@ impl<D: Driver> GpuDevice<D> {
 
     fn model(&self) -> &Model {
         self.checkpoint.model()
+    }
+
+    /// Makes room for the tables and logits of a step. No step may be unfinished where there is not enough.
+    pub(crate) fn make_room(&mut self, shape: &StepShape) -> Result<(), DeviceError> {
+        if self.memory.fits(self.checkpoint.model(), shape) {
+            return Ok(());
+        }
+        self.idle("a step needs more memory than any before it")?;
+        self.forget_programs();
+        self.memory.grow(&mut self.driver, self.checkpoint.model(), shape)
+    }
+
+    /// Forgets all prepared programs. No step may be unfinished.
+    pub(crate) fn forget_programs(&mut self) {
+        self.driver.forget_programs();
+        self.programs.clear();
     }
 
     fn prepared(&mut self, shape: StepShape) -> Result<ProgramId, DeviceError> {
@@ -120,7 +136,7 @@ impl<D: Driver> GpuDevice<D> {
         Err(DeviceError::BadStep { device: self.info.name, reason })
     }
 
-    fn write_inputs(&mut self, step: &Step<'_>, set: usize) -> Result<(), DeviceError> {
+    pub(crate) fn write_inputs(&mut self, step: &Step<'_>, set: usize) -> Result<(), DeviceError> {
         let inputs = steps::inputs(step);
         for (input, words) in [
             (Input::Step, &inputs.step),
@@ -221,12 +237,7 @@ impl<D: Driver> Device for GpuDevice<D> {
         steps::check(step, &limits)?;
         let set = self.next_set;
         let shape = StepShape::of(step, set);
-        if !self.memory.fits(self.checkpoint.model(), &shape) {
-            self.idle("a step needs more memory than any before it")?;
-            self.driver.forget_programs();
-            self.programs.clear();
-            self.memory.grow(&mut self.driver, self.checkpoint.model(), &shape)?;
-        }
+        self.make_room(&shape)?;
         let program = self.prepared(shape)?;
         self.write_inputs(step, set)?;
         self.driver.submit(program)?;

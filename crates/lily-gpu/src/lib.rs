@@ -6,6 +6,7 @@
 
 pub mod arena;
 pub mod device;
+pub mod doctor;
 pub mod driver;
 pub mod emulated;
 pub mod memory;

@@ -314,6 +314,11 @@ impl DeviceMemory {
         self.inputs[set].part(offset, bytes)
     }
 
+    /// All inputs of a set.
+    pub fn inputs(&self, set: usize) -> Span {
+        self.inputs[set]
+    }
+
     /// Tokens that a step chose, for the host.
     pub fn results(&self, set: usize) -> Span {
         self.results[set]

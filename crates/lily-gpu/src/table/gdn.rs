@@ -13,7 +13,7 @@ const SCAN_LANES: usize = 8;
 
 impl Table<'_> {
     /// Form of the dense products of this step.
-    pub(super) fn dense(&self) -> DenseForm {
+    pub(crate) fn dense(&self) -> DenseForm {
         match self.shape.phase {
             Phase::Decode => DenseForm::Matvec,
             Phase::Prefill => dense_form(self.shape.rows),

@@ -2,6 +2,9 @@
 
 #![allow(dead_code)] // each test file uses its part
 
+pub mod spoiled;
+
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,6 +12,7 @@ use lily_gpu::emulated::Check;
 use lily_gpu::route::MatrixRoute;
 use lily_gpu::{Emulated, EmulatedOptions, GpuDevice};
 use lily_model::checkpoint::Checkpoint;
+use lily_model::config::{LayerType, ModelConfig, Quantization, QuantizationConfig};
 use lily_model::device::{Capacity, Device, LogitRows, Output, PageId, Segment, SlotId, Step, StepResult, Tokens};
 use lily_model::graph::Phase;
 use safetensors::SafeTensors;
@@ -31,6 +35,81 @@ pub fn checkpoint(name: &str) -> Arc<Checkpoint> {
 pub fn miniature() -> Arc<Checkpoint> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/mini");
     Arc::new(Checkpoint::open(&folder).expect("the miniature loads"))
+}
+
+/// A small geometry of round numbers, one layer of each kind, stored like the published checkpoint.
+pub fn even() -> ModelConfig {
+    let eight = Some(Quantization { bits: 8, group_size: 64 });
+    let modules = ["gate", "shared_expert_gate"]
+        .iter()
+        .flat_map(|gate| (0..2).map(move |layer| (format!("language_model.model.layers.{layer}.mlp.{gate}"), eight)));
+    ModelConfig {
+        hidden_size: 128,
+        layer_types: vec![LayerType::LinearAttention, LayerType::FullAttention],
+        num_attention_heads: 8,
+        num_key_value_heads: 1,
+        head_dim: 64,
+        rotary_dim: 16,
+        rope_theta: 1e7,
+        linear_num_key_heads: 2,
+        linear_num_value_heads: 4,
+        linear_key_head_dim: 32,
+        linear_value_head_dim: 32,
+        linear_conv_kernel_dim: 4,
+        num_experts: 8,
+        num_experts_per_tok: 2,
+        moe_intermediate_size: 64,
+        shared_expert_intermediate_size: 64,
+        vocab_size: 512,
+        rms_norm_eps: 1e-6,
+        max_position_embeddings: 262_144,
+        quantization: QuantizationConfig {
+            default: Some(Quantization { bits: 4, group_size: 64 }),
+            modules: HashMap::from_iter(modules),
+        },
+    }
+}
+
+/// A geometry of which no tile, lane group or simdgroup has a whole number, and that stores its layers in three ways: 4
+/// bits in groups of 32, 8 bits in groups of 32, bf16.
+pub fn crooked() -> ModelConfig {
+    let eight = Some(Quantization { bits: 8, group_size: 32 });
+    let mut modules = HashMap::new();
+    for (module, entry) in [
+        ("model.layers.1.self_attn.k_proj", None),
+        ("model.layers.1.mlp.gate", None),
+        ("model.layers.2.linear_attn.in_proj_qkv", None),
+        ("model.layers.2.linear_attn.in_proj_z", eight),
+        ("model.layers.2.linear_attn.out_proj", eight),
+        ("model.layers.2.mlp.switch_mlp.gate_proj", eight),
+        ("model.layers.2.mlp.switch_mlp.up_proj", eight),
+        ("model.layers.2.mlp.switch_mlp.down_proj", eight),
+        ("model.layers.2.mlp.shared_expert.gate_proj", None),
+        ("model.layers.2.mlp.shared_expert.up_proj", None),
+        ("model.layers.2.mlp.shared_expert.down_proj", None),
+        ("lm_head", eight),
+    ] {
+        modules.insert(format!("language_model.{module}"), entry);
+    }
+    ModelConfig {
+        hidden_size: 192,
+        layer_types: vec![LayerType::LinearAttention, LayerType::FullAttention, LayerType::LinearAttention],
+        num_attention_heads: 6,
+        num_key_value_heads: 2,
+        head_dim: 96,
+        rotary_dim: 22,
+        linear_num_key_heads: 1,
+        linear_num_value_heads: 3,
+        linear_key_head_dim: 64,
+        linear_value_head_dim: 96,
+        num_experts: 9,
+        num_experts_per_tok: 3,
+        moe_intermediate_size: 96,
+        shared_expert_intermediate_size: 160,
+        vocab_size: 515,
+        quantization: QuantizationConfig { default: Some(Quantization { bits: 4, group_size: 32 }), modules },
+        ..even()
+    }
 }
 
 /// An emulated device.

@@ -1,6 +1,6 @@
 //! `lily eval`: teacher-forced logits over given tokens, and how far they are from a reference.
 
-mod compare;
+pub(super) mod compare;
 mod logits_file;
 
 use std::path::PathBuf;

@@ -2,6 +2,7 @@
 //! stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
 mod bench;
+mod doctor;
 mod eval;
 mod options;
 mod plan;
@@ -43,6 +44,7 @@ enum Command {
     Eval(eval::EvalArgs),
     Plan(plan::PlanArgs),
     Bench(bench::BenchArgs),
+    Doctor(doctor::DoctorArgs),
     Synth(synth::SynthArgs),
 }
 
@@ -67,6 +69,7 @@ pub fn main() -> ExitCode {
         Command::Eval(args) => eval::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
     };
     match outcome {
         Ok(code) => code,

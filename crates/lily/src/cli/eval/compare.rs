@@ -21,7 +21,7 @@ fn argmax(logits: &[f32]) -> usize {
 
 /// Distances over all rows so far.
 #[derive(Debug, Default)]
-pub(super) struct Comparison {
+pub(in crate::cli) struct Comparison {
     rows: usize,
     kl_sum: f64,
     kl_max: f64,
@@ -31,7 +31,7 @@ pub(super) struct Comparison {
 
 impl Comparison {
     /// Adds a row: KL(reference || ours), agreement of the largest, and the largest difference.
-    pub(super) fn add(&mut self, reference: &[f32], ours: &[f32]) {
+    pub(in crate::cli) fn add(&mut self, reference: &[f32], ours: &[f32]) {
         let (reference_sum, our_sum) = (log_sum_exp(reference), log_sum_exp(ours));
         let mut kl = 0f64;
         for (&r, &o) in reference.iter().zip(ours) {
@@ -49,10 +49,15 @@ impl Comparison {
         self.agreements += usize::from(argmax(reference) == argmax(ours));
     }
 
+    /// Mean KL divergence of the rows so far, nats.
+    pub(in crate::cli) fn mean_kl(&self) -> f64 {
+        self.kl_sum / self.rows as f64
+    }
+
     /// Adds the figures to a JSON object.
     pub(super) fn report(&self, value: &mut Value) {
         let rows = self.rows as f64;
-        value["mean_kl"] = json!(self.kl_sum / rows);
+        value["mean_kl"] = json!(self.mean_kl());
         value["max_kl"] = json!(self.kl_max);
         value["top1_agreement"] = json!(self.agreements as f64 / rows);
         value["max_abs_diff"] = json!(self.largest);
