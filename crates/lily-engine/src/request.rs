@@ -11,8 +11,9 @@ pub struct Request {
     pub tokens: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
-    /// Most tokens to generate; `None` = up to the context limit. More than fits is cut to the context limit. 0 reads the
-    /// prompt into the prefix cache and generates nothing.
+    /// Most tokens to generate; more than fits is cut to the context limit, and the memory for them is kept free. `None` =
+    /// up to the context limit, or as far as memory goes while others run. 0 reads the prompt into the prefix cache and
+    /// generates nothing.
     pub max_tokens: Option<usize>,
     /// End-of-sequence ids and stop strings end the generation only after so many tokens.
     pub min_tokens: usize,

@@ -123,6 +123,31 @@ fn a_request_waits_for_pages_and_no_running_one_lacks_any() {
 }
 
 #[test]
+fn answers_without_a_limit_run_together_and_one_ends_where_memory_does() {
+    let (engine, control) = engine_with(Capacity { pages: 40, ..capacity() }, config());
+    let request = |seed| Request { max_tokens: None, ..greedy(tokens(seed, 100), 0) };
+    let running: Vec<_> = (0..2).map(|seed| engine.submit(request(seed)).unwrap()).collect();
+    let answers: Vec<_> = running.into_iter().map(collect).collect();
+    let most = control.lock().unwrap().steps.iter().filter(|s| s.0 == Phase::Decode).map(|s| s.1).max();
+    assert_eq!(most, Some(2));
+    let mut lengths: Vec<usize> = answers.iter().map(|a| a.ids.len()).collect();
+    lengths.sort_unstable();
+    // Half of the pool each, then what the other left: up to the context limit.
+    assert_eq!(lengths[1], 8192 - 100);
+    assert!((20 * 256 - 100..=21 * 256 - 100).contains(&lengths[0]), "{lengths:?}");
+    for (seed, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.reason, FinishReason::Length);
+        assert_eq!(answer.ids, cold(request(seed as u64)).ids[..answer.ids.len()]);
+    }
+    settle(&engine);
+    // A request with a limit is kept room for, whatever those without one use.
+    let open = engine.submit(request(0)).unwrap();
+    let limited = greedy(tokens(3, 100), 5000);
+    assert_eq!(run(&engine, limited).ids.len(), 5000);
+    drop(open);
+}
+
+#[test]
 fn equal_prompts_submitted_together_are_read_once() {
     let (engine, control) = engine();
     control.lock().unwrap().row_time = Duration::from_micros(20);

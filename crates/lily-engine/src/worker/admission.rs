@@ -18,6 +18,10 @@ use crate::thinking::Stage;
 /// Waiting for another request to read a common prefix is worth it from so many tokens on.
 const WORTH_WAITING: usize = Plan::PAGE_TOKENS;
 
+/// An answer without a limit of its own is promised so many tokens, and as many again when it gets there: if it were
+/// promised all that the context allows, it would keep others waiting for memory that it hardly ever uses.
+const OPEN_ENDED: usize = 16 * Plan::PAGE_TOKENS;
+
 /// What came of trying to admit a request.
 enum Attempt {
     /// It runs, or it could not and its caller knows.
@@ -66,7 +70,11 @@ impl Worker {
         if uses_cache && self.cache.is_enabled() && self.will_share(prompt, depth) {
             return Attempt::Later(job);
         }
-        let needed = (prompt.len() + job.max_new).div_ceil(Plan::PAGE_TOKENS);
+        let promised = match job.request.max_tokens {
+            Some(_) => job.max_new,
+            None => job.max_new.min(OPEN_ENDED),
+        };
+        let needed = (prompt.len() + promised).div_ceil(Plan::PAGE_TOKENS);
         let hit = match self.make_room(needed, found.hit) {
             Ok(hit) => hit,
             Err(NoRoom) => return Attempt::NoRoom(job),
@@ -126,6 +134,32 @@ impl Worker {
         }
         let enough = self.cache.free_pages(needed, None, &mut self.resources) && self.resources.pages.reserve(needed);
         if enough { Ok(None) } else { Err(NoRoom) }
+    }
+
+    /// Promises further pages to answers that have used up their promise. Without free pages they stall until a request
+    /// ends; if all that run stall, the longest ends there. Nothing may be in flight.
+    pub(super) fn extend(&mut self) {
+        for sequence in self.running.iter_mut().filter(|s| s.finished.is_none()) {
+            let held = sequence.promised();
+            if sequence.tokens.len() <= held {
+                continue;
+            }
+            let more = sequence.max_total.saturating_sub(held).clamp(1, OPEN_ENDED).div_ceil(Plan::PAGE_TOKENS);
+            let resources = &mut self.resources;
+            let granted = [more, 1]
+                .into_iter()
+                .find(|&count| self.cache.free_pages(count, None, resources) && resources.pages.reserve(count));
+            sequence.place.reserved += granted.unwrap_or(0);
+            sequence.stalled = granted.is_none();
+        }
+        let mut open = self.running.iter_mut().filter(|s| s.finished.is_none()).peekable();
+        if open.peek().is_some()
+            && open.all(|s| s.stalled)
+            && let Some(longest) = self.running.iter_mut().filter(|s| s.stalled).max_by_key(|s| s.tokens.len())
+        {
+            tracing::warn!(id = longest.id, tokens = longest.tokens.len(), "an answer ends for lack of KV pages");
+            longest.finish(FinishReason::Length);
+        }
     }
 
     /// Gives a sequence its slot and the pages of the hit (held and promised by [`Worker::make_room`]).
@@ -216,6 +250,7 @@ impl Worker {
             forced: Default::default(),
             reasoning: 0,
             clock: Clock { submitted, admitted, first_token: None, last_token: None },
+            stalled: false,
             finished: None,
             damaged: false,
         };

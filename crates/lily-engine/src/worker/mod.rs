@@ -191,6 +191,7 @@ impl Worker {
             self.retire();
             self.admit();
             self.prefill();
+            self.extend();
             self.retire();
         }
         self.tell_waiting();

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use lily_model::device::{PageId, SlotId};
+use lily_model::graph::Plan;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::constraint::TokenMask;
@@ -51,6 +52,8 @@ pub(super) struct Sequence {
     pub forced: VecDeque<u32>,
     pub reasoning: usize,
     pub clock: Clock,
+    /// It needs a page and none is free.
+    pub stalled: bool,
     /// Set once: the request is over, and its place is free at the next step boundary.
     pub finished: Option<FinishReason>,
     /// A step that it took part in failed: its state is whatever it is.
@@ -101,7 +104,12 @@ impl Sequence {
 
     /// Whether it takes part in decode steps.
     pub fn is_decoding(&self) -> bool {
-        !self.is_prefilling() && self.finished.is_none()
+        !self.is_prefilling() && self.finished.is_none() && !self.stalled
+    }
+
+    /// Positions that its pages and those promised to it have room for.
+    pub fn promised(&self) -> usize {
+        (self.place.pages.len() + self.place.reserved) * Plan::PAGE_TOKENS
     }
 
     /// Whether the next token needs the logits, or the argmax will do.
@@ -117,6 +125,7 @@ impl Sequence {
             && self.forced.is_empty()
             && self.finished.is_none()
             && self.tokens.len() + in_flight < self.max_total
+            && self.tokens.len() + in_flight <= self.promised()
     }
 
     fn eos_is_banned(&self) -> bool {
