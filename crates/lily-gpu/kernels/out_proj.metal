@@ -1,7 +1,7 @@
 // Prefill: the output projection of a mixer as f32, over tiles of 64 rows by products or, for a few rows, by matvecs.
 // group.x column tile, group.y row tile.
 
-template <int BITS, int GROUP, int INPUTS>
+template <int MIXER, int BITS, int GROUP, int INPUTS>
 kernel void out_proj_gemm(
     MATRIX(proj, 0, 1, 2),
     device const bfloat *input [[buffer(3)]],
@@ -20,7 +20,7 @@ kernel void out_proj_gemm(
     store_tile<64>(arena, output, first_row, step.rows, group.x * GEMM_COLUMNS, HIDDEN, HIDDEN, thread_index);
 }
 
-template <int BITS, int GROUP, int INPUTS>
+template <int MIXER, int BITS, int GROUP, int INPUTS>
 kernel void out_proj(
     MATRIX(proj, 0, 1, 2),
     device const bfloat *input [[buffer(3)]],
@@ -32,7 +32,7 @@ kernel void out_proj(
         simd, lane);
 }
 
-INSTANTIATE("out_proj_gemm_gdn", out_proj_gemm<GDN_OUT_BITS, GDN_OUT_GROUP, VALUE_DIM>)
-INSTANTIATE("out_proj_gemm_attn", out_proj_gemm<O_BITS, O_GROUP, Q_DIM>)
-INSTANTIATE("out_proj_gdn", out_proj<GDN_OUT_BITS, GDN_OUT_GROUP, VALUE_DIM>)
-INSTANTIATE("out_proj_attn", out_proj<O_BITS, O_GROUP, Q_DIM>)
+INSTANTIATE("out_proj_gemm_gdn", out_proj_gemm<MIXER_GDN, GDN_OUT_BITS, GDN_OUT_GROUP, VALUE_DIM>)
+INSTANTIATE("out_proj_gemm_attn", out_proj_gemm<MIXER_ATTENTION, O_BITS, O_GROUP, Q_DIM>)
+INSTANTIATE("out_proj_gdn", out_proj<MIXER_GDN, GDN_OUT_BITS, GDN_OUT_GROUP, VALUE_DIM>)
+INSTANTIATE("out_proj_attn", out_proj<MIXER_ATTENTION, O_BITS, O_GROUP, Q_DIM>)

@@ -1,6 +1,10 @@
 // Decode: the output projection of a mixer added to the residual stream; the threadgroup that arrives last norms the rows
 // for the experts. group.x output tile, group.y row tile; one arrival counter a row tile.
-// The two instances differ in the matrix: its inputs are the heads of a Gated DeltaNet or of attention.
+// The two instances differ in the matrix: its inputs are the heads of a Gated DeltaNet or of attention. MIXER keeps them
+// apart where both have the same shape and storage: a specialization may be instantiated once only.
+
+#define MIXER_GDN 0
+#define MIXER_ATTENTION 1
 
 template <int BITS, int GROUP, int INPUTS, int TOKENS>
 inline void out_proj_add(
@@ -40,7 +44,7 @@ inline void out_proj_add(
     }
 }
 
-template <int BITS, int GROUP, int INPUTS>
+template <int MIXER, int BITS, int GROUP, int INPUTS>
 kernel void out_proj_norm(
     MATRIX(proj, 0, 1, 2),
     device const float *gain [[buffer(3)]],
@@ -72,5 +76,5 @@ kernel void out_proj_norm(
     }
 }
 
-INSTANTIATE("out_proj_norm_gdn", out_proj_norm<GDN_OUT_BITS, GDN_OUT_GROUP, VALUE_DIM>)
-INSTANTIATE("out_proj_norm_attn", out_proj_norm<O_BITS, O_GROUP, Q_DIM>)
+INSTANTIATE("out_proj_norm_gdn", out_proj_norm<MIXER_GDN, GDN_OUT_BITS, GDN_OUT_GROUP, VALUE_DIM>)
+INSTANTIATE("out_proj_norm_attn", out_proj_norm<MIXER_ATTENTION, O_BITS, O_GROUP, Q_DIM>)

@@ -84,6 +84,8 @@ pub(super) struct Case {
     pub logit_rows: LogitRows,
     /// Whether tokens come from the step before.
     pub previous: bool,
+    /// Whether the grids have room for twice the rows, segments and logit rows that the step has.
+    pub roomy: bool,
     /// The operations it says something about.
     pub aspects: &'static [Aspect],
 }
@@ -105,6 +107,7 @@ impl Case {
             routing: Routing::Random,
             logit_rows: LogitRows::Last,
             previous: false,
+            roomy: false,
             aspects,
         }
     }
@@ -134,6 +137,12 @@ impl Case {
     fn previous(mut self) -> Self {
         self.previous = true;
         self.name += ", tokens of the step before";
+        self
+    }
+
+    fn roomy(mut self) -> Self {
+        self.roomy = true;
+        self.name += ", in a grid for twice as many";
         self
     }
 
@@ -206,9 +215,12 @@ pub(super) fn cases(config: &ModelConfig, prefill_rows: usize, longest: usize) -
         decode(&[0, 1, 2], &[Rows, Experts, State, Cache, Logits]).filled(Fill::Zeros),
         decode(&[9, 8, 7, 6], &[Experts]).one_expert(),
         decode(&[5, 6], &[Tokens]).previous(),
+        decode(&[300, 40, 0], ALL).roomy(),
         prefill(&[(0, 1)], ALL),
         prefill(&[(250, 8)], ALL),
-        prefill(&[(32_760, 9)], &[Rows, Experts, State, Cache, Logits]).all_logits(),
+        prefill(&[(1015, 9)], &[Rows, Experts, State, Cache, Logits]).all_logits(),
+        prefill(&[(32_760, 9)], &[Cache]),
+        prefill(&[(0, 1), (30, 40), (250, 29)], ALL).roomy(),
         prefill(ragged, ALL),
         prefill(ragged, &[Experts]).one_expert(),
         prefill(&[(3, 66)], &[Rows, Experts, State, Cache]).filled(Fill::Outliers),

@@ -167,7 +167,17 @@ fn measure<D: Driver>(
         logit_rows: case.logit_rows,
         output: StepOutput::Argmax,
     };
-    let shape = StepShape::of(&step, 0);
+    let mut shape = StepShape::of(&step, 0);
+    if case.roomy {
+        shape = StepShape {
+            rows: 2 * shape.rows,
+            segments: 2 * shape.segments,
+            segment_rows: 2 * shape.segment_rows,
+            logit_rows: 2 * shape.logit_rows,
+            blocks: 2 * shape.blocks,
+            ..shape
+        };
+    }
     device.make_room(&shape)?;
     let checkpoint = Arc::clone(&device.checkpoint);
     let trial = Source {

@@ -33,8 +33,12 @@ pub fn checkpoint(name: &str) -> Arc<Checkpoint> {
 
 /// The embedded miniature, from its folder.
 pub fn miniature() -> Arc<Checkpoint> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/mini");
-    Arc::new(Checkpoint::open(&folder).expect("the miniature loads"))
+    Arc::new(Checkpoint::open(&miniature_folder()).expect("the miniature loads"))
+}
+
+/// Where the miniature is.
+pub fn miniature_folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/mini")
 }
 
 /// A small geometry of round numbers, one layer of each kind, stored like the published checkpoint.
