@@ -5,6 +5,7 @@
 //! its counts up, [`table`] turns the plan's operations into dispatches over [`memory`], [`program`] derives the stages.
 
 pub mod arena;
+pub mod cuda;
 pub mod device;
 pub mod doctor;
 pub mod driver;

@@ -4,15 +4,23 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use lily_cpu::{CpuDevice, CpuOptions, Precision};
+use lily_gpu::cuda::{Cuda, CudaOptions};
 use lily_gpu::{Emulated, EmulatedOptions, GpuDevice};
 use lily_model::checkpoint::Checkpoint;
 use lily_model::device::{Capacity, Device};
 use lily_model::graph::Plan;
 
-use crate::cli::{DeviceKind, ModelOptions};
+use crate::cli::{DeviceKind, ModelOptions, upload_progress};
 
-/// Rows of a prefill step: enough to use every byte of a weight many times, few enough to stay in a processor's caches.
-pub const PREFILL_ROWS: usize = 512;
+/// Most rows of a prefill step: enough to use every byte of a weight many times, few enough to stay in a processor's caches
+/// or, on a GPU, to keep a running stream waiting no longer than a few hundred milliseconds.
+pub fn prefill_rows(device: DeviceKind, precision: Precision) -> usize {
+    match resolved(device, precision) {
+        DeviceKind::Cuda => 4096,
+        DeviceKind::Metal => 2048,
+        DeviceKind::Auto | DeviceKind::Cpu | DeviceKind::Emulated => 512,
+    }
+}
 
 /// What a device must hold.
 #[derive(Debug, Clone, Copy)]
@@ -29,8 +37,8 @@ pub struct Demand {
 
 impl Demand {
     /// One sequence, no prefix cache.
-    pub fn single() -> Self {
-        Demand { parallel: 1, prefill_rows: PREFILL_ROWS, kv_bytes: None, cache_bytes: 0 }
+    pub fn single(prefill_rows: usize) -> Self {
+        Demand { parallel: 1, prefill_rows, kv_bytes: None, cache_bytes: 0 }
     }
 }
 
@@ -70,6 +78,17 @@ pub fn page_bytes(checkpoint: &Checkpoint) -> u64 {
     (checkpoint.model().config.kv_bytes_per_token(2) * Plan::PAGE_TOKENS) as u64
 }
 
+/// What `--device` stands for on this machine: `auto` is the Mac's GPU, or the NVIDIA GPU where there is one, if the precision
+/// is a GPU's; else the processor.
+pub fn resolved(device: DeviceKind, precision: Precision) -> DeviceKind {
+    match device {
+        DeviceKind::Auto if precision == Precision::Fast && cfg!(target_os = "macos") => DeviceKind::Metal,
+        DeviceKind::Auto if precision == Precision::Fast && lily_gpu::cuda::is_present() => DeviceKind::Cuda,
+        DeviceKind::Auto => DeviceKind::Cpu,
+        named => named,
+    }
+}
+
 /// Makes the device that `--device` names. A device that this build lacks is an error, never another device.
 pub fn open(
     checkpoint: Arc<Checkpoint>,
@@ -77,18 +96,19 @@ pub fn open(
     precision: Precision,
     capacity: Capacity,
 ) -> anyhow::Result<Box<dyn Device>> {
-    let missing =
-        |name: &str| anyhow::anyhow!("--device {name} is not part of this build (accepted: auto, cpu, emulated)");
     if precision == Precision::F32 && !matches!(options.device, DeviceKind::Auto | DeviceKind::Cpu) {
         bail!("--precision f32 is computed by the processor alone (accepted with it: --device auto, cpu)");
     }
-    match options.device {
+    match resolved(options.device, precision) {
         DeviceKind::Auto | DeviceKind::Cpu => {
             let threads = options.threads.map_or(0, usize::from);
             Ok(Box::new(CpuDevice::new(checkpoint, CpuOptions { threads, precision, capacity })?))
         }
         DeviceKind::Metal => open_metal(checkpoint, capacity),
-        DeviceKind::Cuda => Err(missing("cuda")),
+        DeviceKind::Cuda => {
+            let driver = Cuda::new(CudaOptions { progress: Some(upload_progress()), ..CudaOptions::default() })?;
+            Ok(Box::new(GpuDevice::new(driver, checkpoint, capacity)?))
+        }
         DeviceKind::Emulated => {
             let driver = Emulated::new(EmulatedOptions::default());
             Ok(Box::new(GpuDevice::new(driver, checkpoint, capacity)?))
@@ -121,7 +141,7 @@ fn open_metal(checkpoint: Arc<Checkpoint>, capacity: Capacity) -> anyhow::Result
 #[cfg(not(target_os = "macos"))]
 fn open_metal(_checkpoint: Arc<Checkpoint>, _capacity: Capacity) -> anyhow::Result<Box<dyn Device>> {
     bail!(
-        "--device metal needs macOS on Apple silicon, and this program was built for {} (accepted: auto, cpu, emulated)",
+        "--device metal needs macOS on Apple silicon, and this program was built for {} (accepted: auto, cpu, cuda, emulated)",
         std::env::consts::OS
     )
 }

@@ -11,7 +11,7 @@ use lily_model::checkpoint::Checkpoint;
 use lily_model::text::{ChatTemplate, Tokenizer};
 
 use crate::cli::ModelOptions;
-use crate::device::{self, Demand, PREFILL_ROWS};
+use crate::device::{self, Demand};
 use crate::source::Source;
 
 /// How requests share the model.
@@ -72,7 +72,7 @@ impl LoadedModel {
         let max_seq = device::max_seq(&checkpoint, options)?;
         let demand = Demand {
             parallel: sharing.parallel,
-            prefill_rows: PREFILL_ROWS,
+            prefill_rows: device::prefill_rows(options.device, Precision::Fast),
             kv_bytes: sharing.kv_bytes,
             cache_bytes: sharing.cache_bytes,
         };

@@ -20,6 +20,14 @@ MSL_FN uint msl_lane() {
 }
 MSL_FN uint msl_simdgroup() { return ((threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x) / 32; }
 
+// A grid may be launched while the one before it still runs; it then waits here for what that one writes, and lets the next
+// be launched.
+#ifdef MSL_DEPENDENT_LAUNCH
+#define MSL_ENTER asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#else
+#define MSL_ENTER
+#endif
+
 MSL_FN void threadgroup_barrier(mem_flags) { __syncthreads(); }
 MSL_FN void simdgroup_barrier(mem_flags) { __syncwarp(); }
 MSL_FN void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) { __threadfence(); }

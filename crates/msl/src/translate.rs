@@ -345,6 +345,7 @@ pub(crate) fn cuda_entries(
             "extern \"C\" __global__ void {bounds}{}({}) {{\n\
              \x20   using namespace metal; using namespace metal::kernels;\n\
              \x20   const MslThread msl_t = msl_this_thread(); (void)msl_t;\n\
+             \x20   MSL_ENTER\n\
              \x20   metal::kernels::{}({});\n}}",
             names[index],
             params.join(", "),

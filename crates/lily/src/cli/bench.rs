@@ -47,9 +47,9 @@ pub(super) struct BenchArgs {
     /// Runs that count, at each length
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
-    /// Tokens of a prefill step
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    chunk: u32,
+    /// Tokens of a prefill step [default: 512, on a GPU 4096]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    chunk: Option<u32>,
     /// Memory bandwidth of the device in GB/s: adds the share of it that decoding reaches
     #[arg(long, value_name = "GB/S", value_parser = positive)]
     bandwidth: Option<f64>,
@@ -90,8 +90,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         eprintln!("left out, with {decode} decoded tokens beyond the limit of {most}: {beyond:?}");
     }
     let longest = lengths.iter().copied().max().context("no prompt length fits the model's limit")? + decode;
-    let chunk = args.chunk as usize;
-    let capacity = device::capacity(&checkpoint, longest, Demand { prefill_rows: chunk, ..Demand::single() });
+    let chunk = args.chunk.map_or_else(|| device::prefill_rows(args.model.device, Precision::Fast), |n| n as usize);
+    let capacity = device::capacity(&checkpoint, longest, Demand::single(chunk));
     let mut device = device::open(Arc::clone(&checkpoint), &args.model, Precision::Fast, capacity)?;
     let info = device.info();
     eprintln!("{}: {info}", source.name());

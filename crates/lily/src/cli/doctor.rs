@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 use lily_cpu::{CpuDevice, CpuOptions, Precision};
+use lily_gpu::cuda::{Cuda, CudaOptions, Kernels};
 use lily_gpu::doctor::{self, Finding};
 use lily_gpu::emulated::Check;
 use lily_gpu::route::MatrixRoute;
@@ -22,6 +23,7 @@ use serde_json::{Value, json};
 
 use super::options::DeviceKind;
 use super::progress;
+use crate::device;
 use crate::source::Source;
 
 /// Compare every kernel of a device with the reference, and say what differs
@@ -148,8 +150,8 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut report = Report { json: args.json, lines: Vec::new() };
     let longest = args.longest as usize;
     let missing =
-        |name: &str| anyhow::anyhow!("--device {name} is not part of this build (accepted: auto, cpu, emulated)");
-    match args.device {
+        |name: &str| anyhow::anyhow!("--device {name} is not part of this build (accepted: auto, cpu, cuda, emulated)");
+    match device::resolved(args.device, Precision::Fast) {
         DeviceKind::Auto | DeviceKind::Cpu => {
             let capacity = steps::capacity(doctor::capacity(&checkpoint.model().config));
             let options = CpuOptions { threads: 0, precision: Precision::Fast, capacity };
@@ -165,7 +167,13 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
             }
         }
         DeviceKind::Metal => bail!(missing("metal")),
-        DeviceKind::Cuda => bail!(missing("cuda")),
+        DeviceKind::Cuda => {
+            for kernels in [Kernels::Native, Kernels::Translated] {
+                let options =
+                    CudaOptions { kernels, progress: Some(progress::upload_progress()), ..CudaOptions::default() };
+                examine(Cuda::new(options)?, &checkpoint, longest, &mut report)?;
+            }
+        }
     }
     let wrong = report.lines.iter().filter(|line| line.problem.is_some()).count();
     let ok = wrong == 0;

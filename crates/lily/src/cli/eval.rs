@@ -88,7 +88,7 @@ pub(super) fn run(args: &EvalArgs) -> anyhow::Result<ExitCode> {
         PrecisionArg::F32 => Precision::F32,
         PrecisionArg::Fast => Precision::Fast,
     };
-    let capacity = device::capacity(&checkpoint, tokens.len(), Demand { prefill_rows: chunk, ..Demand::single() });
+    let capacity = device::capacity(&checkpoint, tokens.len(), Demand::single(chunk));
     let mut device = device::open(Arc::clone(&checkpoint), &args.model, precision, capacity)?;
     let mut writer = match &args.logits {
         Some(path) => Some(LogitsWriter::create(path, tokens.len(), vocab)?),

@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use options::{DeviceKind, ModelOptions};
+pub use progress::upload_progress;
 
 /// Lily: a local inference engine for Qwen3.6-35B-A3B and its family.
 #[derive(Debug, Parser)]

@@ -46,3 +46,16 @@ pub(super) fn steps(total: usize) -> ProgressBar {
     bar.set_style(style("measuring {bar:30} {pos}/{len} runs, {eta} left"));
     bar
 }
+
+/// A bar over the bytes of weights that go to a GPU.
+pub fn upload_progress() -> Box<dyn Fn(u64, u64) + Send + Sync> {
+    let bar = visible(ProgressBar::new(0));
+    bar.set_style(style("uploading {bar:30} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left"));
+    Box::new(move |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+        if done >= total {
+            bar.finish_and_clear();
+        }
+    })
+}

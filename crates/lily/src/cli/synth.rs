@@ -56,7 +56,7 @@ fn routing(folder: &Path, seed: u64) -> anyhow::Result<String> {
     // Different tokens: one that repeats goes to the same experts in any model.
     let ids: Vec<u32> =
         (0..tokens as u64).map(|i| (i.wrapping_add(seed).wrapping_mul(2_654_435_761) % vocab) as u32).collect();
-    let capacity = device::capacity(&checkpoint, tokens, Demand { prefill_rows: tokens, ..Demand::single() });
+    let capacity = device::capacity(&checkpoint, tokens, Demand::single(tokens));
     let options = CpuOptions { threads: 0, precision: Precision::Fast, capacity };
     let mut device = CpuDevice::new(Arc::clone(&checkpoint), options)?;
     device.count_routing();

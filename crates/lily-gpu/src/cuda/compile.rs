@@ -1,0 +1,123 @@
+//! CUDA C++ text to machine code, by NVRTC, kept on disk between runs.
+
+use std::ffi::{CStr, CString};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+use std::ptr;
+
+use cudarc::nvrtc::sys;
+use lily_model::device::DeviceError;
+
+use super::api::{NAME, failed};
+
+/// What to compile.
+#[derive(Debug, Clone)]
+pub struct Unit {
+    /// Name, for messages.
+    pub name: String,
+    /// CUDA C++ text without includes.
+    pub text: String,
+    /// Architecture, as `sm_90a`.
+    pub architecture: String,
+    /// Further options.
+    pub options: Vec<String>,
+}
+
+/// Machine code of a unit, from the cache where it has been compiled before.
+///
+/// # Errors
+/// NVRTC is not installed, or refuses the text; then with its log.
+pub fn machine_code(unit: &Unit) -> Result<Vec<u8>, DeviceError> {
+    let path = cached_at(unit);
+    if let Some(code) = path.as_ref().and_then(|path| std::fs::read(path).ok()) {
+        return Ok(code);
+    }
+    // SAFETY: looks for a library by name, no more.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(DeviceError::Unsupported {
+            device: NAME,
+            what: "NVRTC".into(),
+            value: "not installed".into(),
+            accepted:
+                "libnvrtc.so of CUDA 12 or 13 (package cuda-nvrtc, or pip install nvidia-cuda-nvrtc) in LD_LIBRARY_PATH"
+                    .into(),
+        });
+    }
+    let code = compile(unit)?;
+    if let Some(path) = path {
+        // A cache that cannot be written costs the next start some seconds, no more.
+        let _ = keep(&path, &code);
+    }
+    Ok(code)
+}
+
+fn keep(path: &PathBuf, code: &[u8]) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    std::fs::write(&partial, code)?;
+    std::fs::rename(partial, path)
+}
+
+fn cached_at(unit: &Unit) -> Option<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+    let key = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, &unit.text, &unit.architecture, &unit.options, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
+        hasher.finish()
+    };
+    Some(base.join("lily").join("cuda").join(format!("{}-{:016x}{:016x}.cubin", unit.architecture, key(0), key(1))))
+}
+
+fn compile(unit: &Unit) -> Result<Vec<u8>, DeviceError> {
+    let at = format!("compilation of {}", unit.name);
+    let text = CString::new(unit.text.as_str()).map_err(|e| failed(&at, e.to_string()))?;
+    let mut options = vec![format!("--gpu-architecture={}", unit.architecture)];
+    options.extend(unit.options.iter().cloned());
+    let options: Vec<CString> =
+        options.into_iter().map(CString::new).collect::<Result<_, _>>().map_err(|e| failed(&at, e.to_string()))?;
+    let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
+    let mut program = ptr::null_mut();
+    // SAFETY: all strings outlive the calls; results are read into buffers of the sizes that NVRTC gave.
+    unsafe {
+        status(&at, sys::nvrtcCreateProgram(&mut program, text.as_ptr(), ptr::null(), 0, ptr::null(), ptr::null()))?;
+        let compiled = sys::nvrtcCompileProgram(program, pointers.len() as i32, pointers.as_ptr());
+        let code = if compiled == sys::nvrtcResult::NVRTC_SUCCESS {
+            let mut bytes = 0;
+            status(&at, sys::nvrtcGetCUBINSize(program, &mut bytes)).and_then(|()| {
+                let mut code = vec![0u8; bytes];
+                status(&at, sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()))?;
+                Ok(code)
+            })
+        } else {
+            Err(failed(&at, log(program)))
+        };
+        sys::nvrtcDestroyProgram(&mut program);
+        code
+    }
+}
+
+/// The compiler's log. The program is live.
+unsafe fn log(program: sys::nvrtcProgram) -> String {
+    let mut bytes = 0;
+    // SAFETY: the buffer has the size that NVRTC gave; the log is terminated.
+    unsafe {
+        if sys::nvrtcGetProgramLogSize(program, &mut bytes) != sys::nvrtcResult::NVRTC_SUCCESS || bytes == 0 {
+            return "no log".into();
+        }
+        let mut text = vec![0u8; bytes];
+        sys::nvrtcGetProgramLog(program, text.as_mut_ptr().cast());
+        CStr::from_bytes_until_nul(&text).map_or_else(|_| String::new(), |t| t.to_string_lossy().into_owned())
+    }
+}
+
+fn status(op: &str, result: sys::nvrtcResult) -> Result<(), DeviceError> {
+    match result {
+        sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
+        other => Err(failed(op, format!("{other:?}"))),
+    }
+}

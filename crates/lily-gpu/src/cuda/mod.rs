@@ -1,0 +1,21 @@
+//! The CUDA device: the same kernels as on Apple silicon, translated, on an NVIDIA GPU.
+//!
+//! The driver and the compiler are loaded at run time: a build with this module runs on machines without either, and
+//! [`is_present`] tells. Kernels are translated by `msl`, compiled by NVRTC at start-up and kept in the user's cache; the
+//! streaming operations have native variants ([`native`]).
+
+mod api;
+mod compile;
+mod driver;
+mod graph;
+pub mod native;
+mod weights;
+
+pub use compile::{Unit, machine_code};
+pub use driver::{Cuda, CudaOptions, KernelTime, Kernels, units};
+pub use weights::Progress;
+
+/// Whether there is a GPU that this device can use.
+pub fn is_present() -> bool {
+    api::Context::open(0).and_then(|context| context.capability()).is_ok_and(|capability| capability >= 80)
+}
