@@ -1,15 +1,18 @@
-//! Reading a request's body: bounded in size and time, then JSON.
+//! Reading a request's body: bounded in size and time, all bodies together bounded in size, then JSON.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::Request;
 use axum::http::header;
 use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
 use super::error::ApiError;
 use super::fields;
+use super::state::App;
 
 /// Longest silence within a body.
 const SILENCE: Duration = Duration::from_secs(15);
@@ -18,13 +21,52 @@ const WHOLE: Duration = Duration::from_secs(120);
 /// So many times the limit is read and dropped, so that the client gets to read the refusal instead of a reset.
 const DRAIN: usize = 16;
 
-/// Reads the body as JSON, at most `limit` bytes.
-pub async fn json(request: Request, limit: usize) -> Result<Value, ApiError> {
+/// So many bodies of the largest size may be in memory at once.
+const LARGEST_AT_ONCE: usize = 8;
+/// Bodies above this size are parsed off the async threads.
+const LONG: usize = 256 << 10;
+
+/// Memory for bodies that are being read.
+#[derive(Debug)]
+pub struct BodyMemory(Arc<Semaphore>);
+
+impl BodyMemory {
+    /// Memory for bodies of at most `limit` bytes each.
+    pub fn new(limit: usize) -> Self {
+        let kib = (limit >> 10).max(1).saturating_mul(LARGEST_AT_ONCE).min(Semaphore::MAX_PERMITS);
+        BodyMemory(Arc::new(Semaphore::new(kib)))
+    }
+
+    /// Takes what is missing in `held` for `length` bytes.
+    fn cover(&self, held: &mut Option<OwnedSemaphorePermit>, length: usize) -> Result<(), ApiError> {
+        let missing = length.div_ceil(1 << 10) - held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let Ok(missing @ 1..) = u32::try_from(missing) else { return Ok(()) };
+        let more = Arc::clone(&self.0).try_acquire_many_owned(missing).map_err(|_| ApiError::bodies_full())?;
+        match held {
+            Some(held) => held.merge(more),
+            None => *held = Some(more),
+        }
+        Ok(())
+    }
+}
+
+/// Reads the body as JSON.
+pub async fn json(request: Request, app: &App) -> Result<Value, ApiError> {
+    let limit = app.settings.max_body;
     if declares_too_much(&request, limit) {
         return Err(ApiError::too_large(limit));
     }
-    let bytes = timeout(WHOLE, read(request, limit)).await.map_err(|_| ApiError::body_timeout())??;
-    fields::parse(&bytes)
+    let reading = read(request, limit, &app.bodies);
+    let (bytes, held) = timeout(WHOLE, reading).await.map_err(|_| ApiError::body_timeout())??;
+    if bytes.len() <= LONG {
+        return fields::parse(&bytes);
+    }
+    let parse = move || {
+        let parsed = fields::parse(&bytes);
+        drop((bytes, held));
+        parsed
+    };
+    tokio::task::spawn_blocking(parse).await.map_err(|error| ApiError::internal(error.to_string()))?
 }
 
 /// Whether the client asks first (`Expect`) and would send too much: then it can be refused before it sends anything.
@@ -34,7 +76,10 @@ fn declares_too_much(request: &Request, limit: usize) -> bool {
     header(header::EXPECT).is_some() && length.is_some_and(|length| length > limit as u64)
 }
 
-async fn read(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {
+type Held = Option<OwnedSemaphorePermit>;
+
+async fn read(request: Request, limit: usize, memory: &BodyMemory) -> Result<(Vec<u8>, Held), ApiError> {
+    let mut held = None;
     let mut stream = request.into_body().into_data_stream();
     let mut bytes = Vec::new();
     let mut length = 0usize;
@@ -44,13 +89,14 @@ async fn read(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {
         let chunk = chunk.map_err(|error| ApiError::not_json(format!("the body ended early: {error}")))?;
         length = length.saturating_add(chunk.len());
         if length <= limit {
+            memory.cover(&mut held, length)?;
             bytes.extend_from_slice(&chunk);
         } else {
-            bytes = Vec::new();
+            (bytes, held) = (Vec::new(), None);
             if length > limit.saturating_mul(DRAIN) {
                 break;
             }
         }
     }
-    if length > limit { Err(ApiError::too_large(limit)) } else { Ok(bytes) }
+    if length > limit { Err(ApiError::too_large(limit)) } else { Ok((bytes, held)) }
 }

@@ -100,6 +100,13 @@ impl ApiError {
         Self::new(status, "invalid_request_error", Some("head_too_large"), message)
     }
 
+    /// 503: other bodies that are being read fill the memory for them.
+    pub fn bodies_full() -> Self {
+        let message = "other large requests are being received; try again";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", Some("bodies_full"), message);
+        ApiError { retry_after: Some(1), ..error }
+    }
+
     /// 503 while the model is being read.
     pub fn loading() -> Self {
         let error = Self::new(

@@ -7,6 +7,7 @@ use lily_engine::Engine;
 use lily_model::text::{ChatTemplate, Tokenizer};
 use tokio::sync::Semaphore;
 
+use super::body::BodyMemory;
 use super::error::ApiError;
 use crate::model::LoadedModel;
 
@@ -107,13 +108,15 @@ impl Serving {
 pub struct App {
     /// Settings of the server.
     pub settings: ApiSettings,
+    pub(super) bodies: BodyMemory,
     serving: OnceLock<Arc<Serving>>,
 }
 
 impl App {
     /// A server whose model is still being loaded.
     pub fn new(settings: ApiSettings) -> Arc<Self> {
-        Arc::new(App { settings, serving: OnceLock::new() })
+        let bodies = BodyMemory::new(settings.max_body);
+        Arc::new(App { settings, bodies, serving: OnceLock::new() })
     }
 
     /// The model is loaded. Only the first call counts.

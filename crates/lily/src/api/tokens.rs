@@ -17,7 +17,7 @@ use super::state::App;
 /// `{"messages": […], "tools": […]}`, rendered as for a chat completion. Gives `tokens`, `count` and `max_model_len`.
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let mut fields = Fields::top(body::json(request, app.settings.max_body).await?)?;
+    let mut fields = Fields::top(body::json(request, &app).await?)?;
     let content = fields.text("content")?;
     let text = fields.text("prompt")?.or(content);
     let prompt = match text {
@@ -42,7 +42,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<J
 /// POST /detokenize: `{"tokens": [ids]}`. Gives the text as `content` and as `prompt`, since clients look for either.
 pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
-    let mut fields = Fields::top(body::json(request, app.settings.max_body).await?)?;
+    let mut fields = Fields::top(body::json(request, &app).await?)?;
     let list = fields.list("tokens")?.ok_or_else(|| ApiError::missing("tokens", "a list of token ids"))?;
     fields.ignore(&["model"]);
     fields.finish()?;

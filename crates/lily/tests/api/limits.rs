@@ -8,7 +8,7 @@ use lily::api::ApiSettings;
 use lily::model::Sharing;
 use serde_json::{Value, json};
 
-use crate::client::{connect, post, post_bytes, wait_for_metric};
+use crate::client::{connect, head, post, post_bytes, send, wait_for_metric};
 use crate::server;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -73,6 +73,36 @@ fn the_servers_own_limit_holds_for_requests_that_ask_for_more() {
     let server = server::with_settings(settings);
     for extra in [json!({}), json!({"timeout": 600})] {
         assert_eq!(post(server.address, "/v1/completions", &endless(extra)).status, 504);
+    }
+}
+
+#[test]
+fn bodies_that_are_being_received_are_bounded_together() {
+    let settings = ApiSettings { max_body: 64 << 10, ..ApiSettings::default() };
+    let server = server::with_settings(settings);
+    let small = json!({"prompt": "x", "max_tokens": 1});
+    let filler = " ".repeat(63 << 10);
+    let large = format!("{}{small}", " ".repeat(60 << 10));
+    let mut stalled = Vec::new();
+    let refused = loop {
+        let mut stream = connect(server.address);
+        stream.write_all(head("/v1/completions", 64 << 10, "").as_bytes()).unwrap();
+        stream.write_all(filler.as_bytes()).unwrap();
+        stalled.push(stream);
+        let response = send(server.address, &post_bytes("/v1/completions", &large));
+        if response.status != 200 {
+            break response;
+        }
+        assert!(stalled.len() < 100, "what stalled clients sent is not counted");
+    };
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (503, &json!("bodies_full")));
+    assert!(refused.headers.contains("retry-after: "));
+    assert_eq!(post(server.address, "/v1/completions", &small).status, 200, "small ones go through");
+    drop(stalled);
+    let start = Instant::now();
+    while send(server.address, &post_bytes("/v1/completions", &large)).status != 200 {
+        assert!(start.elapsed() < SOON, "the memory was not given back");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -26,7 +26,7 @@ pub async fn messages(
     request: Request,
 ) -> Result<Response, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let value = body::json(request, app.settings.max_body).await?;
+    let value = body::json(request, &app).await?;
     let (ask, stream) = parse::request(value, &serving)?;
     let choices = ask.start(&serving).await?;
     let head = Head { id: identity::unique("msg_"), model: serving.name.clone() };
@@ -42,7 +42,7 @@ pub async fn messages(
 /// POST /v1/messages/count_tokens.
 pub async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let value = body::json(request, app.settings.max_body).await?;
+    let value = body::json(request, &app).await?;
     let prompt = parse::countable(value)?;
     let inner = Arc::clone(&serving);
     let tokens = serving.blocking(move || prompt.tokenize(&inner)).await??.tokens.len();

@@ -42,7 +42,7 @@ pub async fn completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let value = body::json(request, app.settings.max_body).await?;
+    let value = body::json(request, &app).await?;
     let Plan { asks, echo, stream } = parse(value, &serving)?;
     let mut all: Option<Choices> = None;
     let mut prompt_tokens = 0;

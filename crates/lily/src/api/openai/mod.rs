@@ -33,7 +33,7 @@ pub async fn chat_completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let value = body::json(request, app.settings.max_body).await?;
+    let value = body::json(request, &app).await?;
     let (ask, output) = chat::parse(value, &serving)?;
     let choices = ask.start(&serving).await?;
     let head =

@@ -26,7 +26,7 @@ pub async fn responses(
     request: Request,
 ) -> Result<Response, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let value = body::json(request, app.settings.max_body).await?;
+    let value = body::json(request, &app).await?;
     let parse::Parsed { ask, stream, echo } = parse::request(value, &serving)?;
     let choices = ask.start(&serving).await?;
     let head = Head { id: identity::unique("resp_"), created: identity::now(), model: serving.name.clone(), echo };
