@@ -23,7 +23,7 @@ def main():
     many.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8])
     many.add_argument("--tokens", type=int, default=256)
     long = commands.add_parser("soak", help="mixed requests for an hour, memory every minute")
-    long.add_argument("--minutes", type=int, default=60)
+    long.add_argument("--minutes", type=float, default=60)
     long.add_argument("--rate", type=float, default=2.0, help="requests a second")
     long.add_argument("--csv", default="soak.csv", help="file to write")
     args = parser.parse_args()

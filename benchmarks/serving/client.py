@@ -68,15 +68,17 @@ class Server:
         return samples
 
 
-def moments(server, body):
+def moments(server, body, enough=None):
     """Reads a streamed completion that reports a probability for every token, so that one event is one token. Gives the
-    moments at which tokens came, and the usage."""
+    moments at which tokens came, and the usage; hangs up once the event `enough` is set."""
     times, usage = [], {}
     body = {**body, "logprobs": 0, "stream_options": {"include_usage": True}}
     for event in server.stream("/v1/completions", body):
         usage = event.get("usage") or usage
         if any((choice.get("logprobs") or {}).get("tokens") for choice in event["choices"]):
             times.append(time.monotonic())
+        if enough is not None and enough.is_set():
+            break
     return times, usage
 
 

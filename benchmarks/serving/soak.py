@@ -1,5 +1,6 @@
 """A long run of mixed requests at a fixed rate: chats that grow, tools, formats, other dialects, clients that hang up,
-wrong requests. Writes the server's memory and counters to a CSV file, a row a minute. Fails if an answer changes."""
+wrong requests. Writes the server's memory and counters to a CSV file, a row a minute. Fails if an answer changes, a
+request goes wrong, or memory grows after the first tenth of the time."""
 
 import csv
 import json
@@ -24,6 +25,8 @@ TOOL = {
 }
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
 QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
+# MiB that memory may grow by after the first tenth: sizes of single requests differ by less.
+GROWTH = 24
 # Requests under way at once: where the machine is too slow for the rate, the rate gives way.
 MOST_OPEN = 24
 NAMES = "Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Klara Leo Mia Noah Olga Paul".split()
@@ -126,17 +129,20 @@ def run(server, minutes, rate, path):
     """Runs for so many minutes at `rate` requests a second, or fewer where the server is slower."""
     soak = Soak(server)
     start = time.monotonic()
-    number, minute, threads = 0, 0, []
+    number, rows_written, threads = 0, 0, []
+    # Short runs have rows too.
+    period = min(60.0, minutes * 60 / 10)
     with open(path, "w", newline="") as file:
         rows = csv.DictWriter(file, FIELDS)
         rows.writeheader()
-        while minute <= minutes:
-            if time.monotonic() - start >= minute * 60:
+        while rows_written * period <= minutes * 60:
+            if time.monotonic() - start >= rows_written * period:
+                minute = round(rows_written * period / 60, 2)
                 rows.writerow(row(soak, minute, number))
                 file.flush()
                 if soak.answer() != soak.expected:
                     soak.failures.append(f"minute {minute}: the answer changed")
-                minute += 1
+                rows_written += 1
             threads = [thread for thread in threads if thread.is_alive()]
             if len(threads) < MOST_OPEN:
                 threads.append(threading.Thread(target=soak.one, args=[number], daemon=True))
@@ -145,10 +151,13 @@ def run(server, minutes, rate, path):
             time.sleep(1 / rate)
     for thread in threads:
         thread.join(60)
-    print(f"{number} requests in {minutes} minutes, {soak.answered} as expected, {len(soak.failures)} not")
+    points = curve(path)
+    settled = [size for minute, size in points if minute >= minutes / 10]
+    if settled and settled[-1] > settled[0] + GROWTH:
+        soak.failures.append(f"memory grew from {settled[0]} to {settled[-1]} MiB")
+    print(f"{number} requests in {minutes:g} minutes, {soak.answered} as expected, {len(soak.failures)} failures")
     for failure in soak.failures[:20]:
         print("  " + failure)
-    curve(path)
     return 1 if soak.failures else 0
 
 
@@ -168,9 +177,10 @@ def row(soak, minute, number):
 
 
 def curve(path):
-    """Prints memory over time, a bar a row, every fifth minute."""
+    """Prints memory over time, about twelve rows of it, and returns all of it."""
     with open(path, newline="") as file:
-        points = [(int(row["minute"]), float(row["rss_mib"])) for row in csv.DictReader(file)]
+        points = [(float(row["minute"]), float(row["rss_mib"])) for row in csv.DictReader(file)]
     most = max(size for _, size in points)
     for minute, size in points[:: max(1, len(points) // 12)]:
-        print(f"{minute:>4} min {size:>8.1f} MiB {'#' * int(50 * size / most)}")
+        print(f"{minute:>6g} min {size:>8.1f} MiB {'#' * int(50 * size / most)}")
+    return points

@@ -49,18 +49,17 @@ def gaps(server, length):
     quiet, _ = moments(server, body(prompt(server, 64, "quiet"), 500))
     show("alone", quiet)
     ids = prompt(server, length, time.time())
-    stream = []
-    reading = threading.Thread(target=lambda: stream.extend(moments(server, body(prompt(server, 64, "beside"), 6000))[0]))
+    stream, enough = [], threading.Event()
+    beside = body(prompt(server, 64, "beside"), 20_000)
+    reading = threading.Thread(target=lambda: stream.extend(moments(server, beside, enough)[0]))
     reading.start()
     time.sleep(1)
     begin = time.monotonic()
     _, usage = moments(server, body(ids, 1))
     end = time.monotonic()
+    enough.set()
     reading.join()
-    beside = [at for at in stream if begin <= at <= end]
-    show(f"while {usage['prompt_tokens']} tokens are read in {end - begin:.1f} s", beside)
-    if stream[-1] < end:
-        print("the stream ended before the prompt was read: the figures above are of a part of it")
+    show(f"while {usage['prompt_tokens']} tokens are read in {end - begin:.1f} s", [t for t in stream if begin <= t <= end])
 
 
 def show(what, times):

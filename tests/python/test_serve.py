@@ -143,3 +143,32 @@ def test_a_full_queue_raises_rate_limit_error():
         del lines
         assert int(caught.value.response.headers["retry-after"]) >= 1
     assert server.stop() == 0
+
+
+def test_the_prefix_cache_survives_a_restart(tmp_path):
+    body = {
+        "messages": [
+            {"role": "system", "content": "You are a patient teacher of geography. " * 40},
+            {"role": "user", "content": "What is the capital of Norway?"},
+        ],
+        "temperature": 0,
+        "max_tokens": 30,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+
+    def ask():
+        server = Server("--cache-dir", tmp_path / "cache")
+        done = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60).json()
+        assert server.stop() == 0
+        usage = done["usage"]
+        return done["choices"][0]["message"]["content"], usage["prompt_tokens_details"]["cached_tokens"], usage
+
+    cold, cached, _ = ask()
+    assert cached == 0
+    warm, cached, usage = ask()
+    assert warm == cold and cached >= usage["prompt_tokens"] - 32, usage
+    for file in (tmp_path / "cache").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:-9] + b"\x00" * 9)
+    broken, cached, _ = ask()
+    assert (broken, cached) == (cold, 0), "what is damaged on disk is not used"
