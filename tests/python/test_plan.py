@@ -15,6 +15,21 @@ def test_json_has_the_figures_of_the_35b_geometry(lily):
     assert abs(plan["max_tokens_per_s"] - 546e9 / plan["bytes"]) < 0.1
 
 
+def test_the_metal_table_keeps_its_budget_for_the_35b_geometry(lily):
+    done = lily("plan", "--preset", "35b", "--device", "metal", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["dispatches"] == len(plan["ops"]) <= 300
+    assert plan["levels"] == max(op["level"] for op in plan["ops"]) <= 260
+    assert plan["floor_bytes"] <= plan["moved_bytes"] < 1.03 * plan["floor_bytes"]
+    assert {op["kernel"] for op in plan["ops"]} >= {"gdn_step", "attn_decode", "expert_down_norm", "lm_head"}
+    for rows in ("512", "4096"):
+        prefill = json.loads(
+            lily("plan", "--preset", "35b", "--device", "metal", "--phase", "prefill", "--rows", rows, "--json").stdout
+        )
+        assert prefill["dispatches"] <= 583 and prefill["levels"] <= 473
+
+
 def test_a_config_alone_is_enough(lily, tmp_path):
     mini = json.loads((ROOT / "assets/mini/config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(mini))

@@ -12,6 +12,7 @@ pub mod driver;
 pub mod emulated;
 pub mod memory;
 pub mod metal;
+pub mod paper;
 pub mod program;
 pub mod roles;
 pub mod route;

@@ -12,9 +12,10 @@ use lily_model::graph::{
 
 use crate::arena::{self, ALIGNMENT, Request};
 use crate::driver::{Driver, Memory as Kind};
-use crate::program::Span;
+use crate::program::{BufferId, Span};
 use crate::shape::StepShape;
 use crate::source::WeightAlignment;
+use crate::tuning::Tuning;
 
 /// A weight as kernels are given it.
 #[derive(Debug, Clone, Copy)]
@@ -57,11 +58,13 @@ impl Private {
         bytes as u64
     }
 
-    fn used_by(self, kind: &OpKind) -> bool {
+    pub(crate) fn used_by(self, kind: &OpKind) -> bool {
         match self {
             Private::RouterLogits => matches!(kind, OpKind::Router { .. }),
             Private::ArgmaxParts => matches!(kind, OpKind::Argmax { .. }),
-            Private::Scanned => matches!(kind, OpKind::GdnScan { .. }),
+            // From the convolution on, whose inputs are read beside the scan once more (for the window): were they in
+            // the same place, the scan would have to wait.
+            Private::Scanned => matches!(kind, OpKind::GdnConv { .. } | OpKind::GdnScan { .. }),
             Private::SortCounts => matches!(kind, OpKind::RouteSort { .. }),
             // From the sort to the last product.
             Private::SortTiles => {
@@ -166,10 +169,22 @@ impl DeviceMemory {
         plans: &[Plan; 2],
         capacity: &Capacity,
     ) -> Result<Self, DeviceError> {
-        let model = checkpoint.model();
         let tuning = driver.info().tuning;
-        let (weights, alignment) = import(driver, checkpoint)?;
-        let states = states(driver, plans, capacity)?;
+        let weights = import(driver, checkpoint)?;
+        let allocate = &mut |name: &str, bytes, kind| driver.allocate(name, bytes, kind);
+        Self::around(weights, checkpoint.model(), &tuning, plans, capacity, allocate)
+    }
+
+    /// All memory but the weights, taken by `allocate`.
+    pub(crate) fn around(
+        (weights, alignment): (Vec<WeightSpans>, WeightAlignment),
+        model: &Model,
+        tuning: &Tuning,
+        plans: &[Plan; 2],
+        capacity: &Capacity,
+        allocate: &mut Allocate<'_>,
+    ) -> Result<Self, DeviceError> {
+        let states = states(allocate, plans, capacity)?;
         let max_rows = capacity.prefill_rows.max(capacity.decode_rows);
         let blocks = capacity.max_seq.div_ceil(Plan::PAGE_TOKENS);
         // A block table for each row of a decode step, or a few sequences of any length in a prefill step.
@@ -187,22 +202,22 @@ impl DeviceMemory {
             input_bytes = (input_bytes + sizes(input)).next_multiple_of(ALIGNMENT);
         }
         let inputs = [
-            whole(driver, "inputs of even steps", input_bytes, Kind::Upload)?,
-            whole(driver, "inputs of odd steps", input_bytes, Kind::Upload)?,
+            whole(allocate, "inputs of even steps", input_bytes, Kind::Upload)?,
+            whole(allocate, "inputs of odd steps", input_bytes, Kind::Upload)?,
         ];
         let result_bytes = max_rows as u64 * 4;
         let results = [
-            whole(driver, "tokens of even steps", result_bytes, Kind::Download)?,
-            whole(driver, "tokens of odd steps", result_bytes, Kind::Download)?,
+            whole(allocate, "tokens of even steps", result_bytes, Kind::Download)?,
+            whole(allocate, "tokens of odd steps", result_bytes, Kind::Download)?,
         ];
         let logit_bytes = (capacity.decode_rows * model.config.vocab_size * 4) as u64;
         let logits = [
-            whole(driver, "logits of even steps", logit_bytes, Kind::Download)?,
-            whole(driver, "logits of odd steps", logit_bytes, Kind::Download)?,
+            whole(allocate, "logits of even steps", logit_bytes, Kind::Download)?,
+            whole(allocate, "logits of odd steps", logit_bytes, Kind::Download)?,
         ];
-        let chosen = whole(driver, "chosen tokens", result_bytes, Kind::State)?;
+        let chosen = whole(allocate, "chosen tokens", result_bytes, Kind::State)?;
         let counters = max_rows as u64 * 4;
-        let all = whole(driver, "arrival counters", 4 * counters.next_multiple_of(ALIGNMENT), Kind::State)?;
+        let all = whole(allocate, "arrival counters", 4 * counters.next_multiple_of(ALIGNMENT), Kind::State)?;
         let section = |i: u64| all.part(i * counters.next_multiple_of(ALIGNMENT), counters);
         let arrivals = HashMap::from([
             (Arrivals::OutProj, section(0)),
@@ -210,7 +225,8 @@ impl DeviceMemory {
             (Arrivals::Router, section(2)),
             (Arrivals::Argmax, section(3)),
         ]);
-        let partials = whole(driver, "attention partials", partial_bytes(model, capacity.decode_rows), Kind::Scratch)?;
+        let partials =
+            whole(allocate, "attention partials", partial_bytes(model, capacity.decode_rows), Kind::Scratch)?;
         let mut memory = DeviceMemory {
             weights,
             alignment,
@@ -229,7 +245,7 @@ impl DeviceMemory {
             capacity: *capacity,
         };
         let bytes = memory.place_scratch(model, plans);
-        memory.scratch = whole(driver, "intermediates", bytes, Kind::Scratch)?;
+        memory.scratch = whole(allocate, "intermediates", bytes, Kind::Scratch)?;
         Ok(memory)
     }
 
@@ -272,14 +288,16 @@ impl DeviceMemory {
         let partials = partial_bytes(model, shape.table);
         if shape.phase == Phase::Decode && self.partials.bytes < partials {
             let old = self.partials;
-            self.partials = whole(driver, "attention partials", partials, Kind::Scratch)?;
+            self.partials =
+                whole(&mut |n: &str, b, k| driver.allocate(n, b, k), "attention partials", partials, Kind::Scratch)?;
             driver.release(old.buffer);
         }
         let logits = (shape.logit_rows * model.config.vocab_size * 4) as u64;
         for set in 0..MAX_STEPS_IN_FLIGHT {
             if self.logits[set].bytes < logits {
                 let old = self.logits[set];
-                self.logits[set] = whole(driver, "logits", logits, Kind::Download)?;
+                self.logits[set] =
+                    whole(&mut |n: &str, b, k| driver.allocate(n, b, k), "logits", logits, Kind::Download)?;
                 driver.release(old.buffer);
             }
         }
@@ -389,9 +407,12 @@ impl DeviceMemory {
     }
 }
 
-fn whole<D: Driver>(driver: &mut D, name: &str, bytes: u64, kind: Kind) -> Result<Span, DeviceError> {
+/// Takes a buffer of so many bytes; the name is for messages.
+pub(crate) type Allocate<'a> = dyn FnMut(&str, u64, Kind) -> Result<BufferId, DeviceError> + 'a;
+
+fn whole(allocate: &mut Allocate<'_>, name: &str, bytes: u64, kind: Kind) -> Result<Span, DeviceError> {
     let bytes = bytes.max(16);
-    Ok(Span { buffer: driver.allocate(name, bytes, kind)?, offset: 0, bytes })
+    Ok(Span { buffer: allocate(name, bytes, kind)?, offset: 0, bytes })
 }
 
 /// One range from the first use of each layer to its last: uses come in threes.
@@ -424,8 +445,8 @@ fn elements(extent: Extent, rows: usize, logit_rows: usize) -> u64 {
 }
 
 /// State buffers of both plans, by name.
-fn states<D: Driver>(
-    driver: &mut D,
+fn states(
+    allocate: &mut Allocate<'_>,
     plans: &[Plan; 2],
     capacity: &Capacity,
 ) -> Result<HashMap<String, State>, DeviceError> {
@@ -449,7 +470,7 @@ fn states<D: Driver>(
                 }
                 _ => (unit, capacity.slots, StateOf::Slot, Kind::State),
             };
-            let span = whole(driver, &buffer.name, unit * count as u64, kind)?;
+            let span = whole(allocate, &buffer.name, unit * count as u64, kind)?;
             states.insert(buffer.name.clone(), State { span, unit, of });
         }
     }
@@ -494,7 +515,12 @@ fn import<D: Driver>(
         }
     }
     let imported = driver.import(checkpoint, &wanted)?;
-    let all = whole(driver, "norms and other vectors", vectors.len() as u64, Kind::Upload)?;
+    let all = whole(
+        &mut |n: &str, b, k| driver.allocate(n, b, k),
+        "norms and other vectors",
+        vectors.len() as u64,
+        Kind::Upload,
+    )?;
     if !vectors.is_empty() {
         driver.write(all.part(0, vectors.len() as u64), &vectors)?;
     }

@@ -8,6 +8,9 @@ mod gdn;
 mod io;
 mod moe;
 
+#[cfg(test)]
+mod tests;
+
 use lily_model::graph::{BufferId as PlanBuffer, Model, Op, OpKind, Plan, WeightId, WeightKind};
 
 use crate::memory::{DeviceMemory, Input, WeightSpans};

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use lily_gpu::paper::{self, PaperStep};
+use lily_gpu::tuning::Tuning;
 use lily_model::config::ModelConfig;
 use lily_model::graph::{Model, Phase, Plan, Traffic};
 
@@ -16,9 +18,11 @@ use report::Report;
 
 /// Show the execution plan of a model: operations, stages, bytes, and the speed they allow
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  lily plan --preset 35b\n  lily plan --preset 35b --phase prefill --rows 512 \
+#[command(
+    after_help = "Examples:\n  lily plan --preset 35b --device metal\n  lily plan --preset 35b --phase prefill --rows 512 \
                         --bandwidth 546\n  lily plan --model ~/Qwen3.6-35B-A3B-4bit --json\n  lily plan --dot | dot \
-                        -Tsvg > plan.svg")]
+                        -Tsvg > plan.svg"
+)]
 pub(super) struct PlanArgs {
     /// Folder with a config.json (no weights needed); without it and --preset, the built-in miniature
     #[arg(long, value_name = "DIR", env = "LILY_MODEL")]
@@ -26,7 +30,8 @@ pub(super) struct PlanArgs {
     /// A geometry known by name, instead of --model
     #[arg(long, value_enum, conflicts_with = "model")]
     preset: Option<Preset>,
-    /// Device whose element sizes count; nothing is run on it
+    /// Device whose element sizes count; nothing is run on it. With metal or emulated the dispatches are counted that its
+    /// table gives, and the bytes that they move
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto, env = "LILY_DEVICE")]
     device: DeviceKind,
     /// One token of each sequence, or a chunk of a prompt
@@ -117,11 +122,15 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         activation_bytes,
         cache_bytes,
     };
-    let report = Report::new(&name, &model, &plan, traffic, args.bandwidth);
+    let mut report = Report::new(&name, &model, &plan, traffic, args.bandwidth);
+    if let DeviceKind::Metal | DeviceKind::Emulated = args.device {
+        let step = PaperStep { phase: plan.phase, rows, context: traffic.context };
+        report = report.with_dispatches(paper::dispatches(&model, &Tuning::APPLE, step)?);
+    }
     let text = if args.json {
         report.json()
     } else if args.dot {
-        report.dot(&plan)
+        report.dot()
     } else {
         report.table()
     };

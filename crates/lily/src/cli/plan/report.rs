@@ -1,13 +1,16 @@
-//! The plan as people and programs read it: table, JSON, Graphviz.
+//! The plan as people and programs read it: table, JSON, Graphviz. For the CPU a line is an operation of the plan, for a
+//! GPU a dispatch of the table.
 
 use std::fmt::Write;
 
+use lily_gpu::paper::PaperDispatch;
 use lily_model::graph::{Model, OpBytes, Phase, Plan, Traffic};
 use serde_json::json;
 
-/// Figures of one operation.
+/// Figures of one operation, or of one of its dispatches.
 struct OpLine {
     name: &'static str,
+    kernel: Option<&'static str>,
     layer: Option<usize>,
     level: usize,
     bytes: OpBytes,
@@ -19,7 +22,8 @@ pub(super) struct Report {
     phase: Phase,
     traffic: Traffic,
     bandwidth: Option<f64>,
-    levels: usize,
+    /// Bytes that any device must move.
+    floor: f64,
     ops: Vec<OpLine>,
     waits: Vec<Vec<usize>>,
 }
@@ -43,13 +47,13 @@ fn human(bytes: f64) -> String {
 
 impl Report {
     pub(super) fn new(name: &str, model: &Model, plan: &Plan, traffic: Traffic, bandwidth: Option<f64>) -> Self {
-        let levels = plan.levels();
-        let ops = plan
+        let ops: Vec<OpLine> = plan
             .ops
             .iter()
-            .zip(&levels)
-            .map(|(op, &level)| OpLine {
+            .zip(plan.levels())
+            .map(|(op, level)| OpLine {
                 name: op.name(),
+                kernel: None,
                 layer: op.layer,
                 level,
                 bytes: plan.op_bytes(model, op, traffic),
@@ -60,10 +64,24 @@ impl Report {
             phase: plan.phase,
             traffic,
             bandwidth,
-            levels: levels.iter().copied().max().unwrap_or(0),
+            floor: sum(ops.iter().map(|op| op.bytes)).memory(),
             ops,
             waits: plan.edges(),
         }
+    }
+
+    /// The same step as a GPU executes it.
+    pub(super) fn with_dispatches(mut self, dispatches: Vec<PaperDispatch>) -> Self {
+        self.waits = dispatches.iter().map(|d| d.after.clone()).collect();
+        self.ops = dispatches
+            .iter()
+            .map(|d| OpLine { name: d.op, kernel: Some(d.kernel), layer: d.layer, level: d.level, bytes: d.bytes })
+            .collect();
+        self
+    }
+
+    fn levels(&self) -> usize {
+        self.ops.iter().map(|op| op.level).max().unwrap_or(0)
     }
 
     fn phase_name(&self) -> &'static str {
@@ -73,14 +91,14 @@ impl Report {
         }
     }
 
-    /// Weights and state of a step, each needed byte once.
+    /// Bytes of all lines.
     fn total(&self) -> OpBytes {
         sum(self.ops.iter().map(|op| op.bytes))
     }
 
     /// Most tokens/s at a bandwidth in GB/s.
     fn ceiling(&self, bandwidth: f64) -> f64 {
-        self.traffic.rows as f64 * bandwidth * 1e9 / self.total().memory()
+        self.traffic.rows as f64 * bandwidth * 1e9 / self.floor
     }
 
     pub(super) fn table(&self) -> String {
@@ -130,8 +148,12 @@ impl Report {
             100.0
         );
         let _ = writeln!(out, "dispatches   {}", self.ops.len());
-        let _ = writeln!(out, "stages       {} (a barrier between each two)", self.levels);
-        let _ = writeln!(out, "must move    {} (weights and state, each byte once)", human(total.memory()));
+        let _ = writeln!(out, "stages       {} (a barrier between each two)", self.levels());
+        let _ = writeln!(out, "must move    {} (weights and state, each byte once)", human(self.floor));
+        if self.ops.iter().any(|op| op.kernel.is_some()) {
+            let over = 100.0 * (total.total() / self.floor - 1.0);
+            let _ = writeln!(out, "moves        {} ({over:+.1}%, intermediates included)", human(total.total()));
+        }
         match self.bandwidth {
             Some(bandwidth) => {
                 let _ = writeln!(out, "at most      {:.1} tokens/s at {bandwidth} GB/s", self.ceiling(bandwidth));
@@ -156,6 +178,7 @@ impl Report {
             .map(|(index, op)| {
                 json!({
                     "op": op.name,
+                    "kernel": op.kernel,
                     "layer": op.layer,
                     "level": op.level,
                     "after": self.waits[index],
@@ -172,8 +195,10 @@ impl Report {
             "rows": self.traffic.rows,
             "context": self.traffic.context,
             "dispatches": self.ops.len(),
-            "levels": self.levels,
+            "levels": self.levels(),
+            "floor_bytes": self.floor as u64,
             "bytes": total.memory() as u64,
+            "moved_bytes": total.total() as u64,
             "weight_bytes": total.weights as u64,
             "state_bytes": total.state as u64,
             "activation_bytes": total.activations as u64,
@@ -184,15 +209,21 @@ impl Report {
         format!("{value:#}\n")
     }
 
-    pub(super) fn dot(&self, plan: &Plan) -> String {
+    pub(super) fn dot(&self) -> String {
         let mut out = String::from("digraph plan {\n  rankdir=LR;\n  node [shape=box, fontname=\"monospace\"];\n");
         for (index, op) in self.ops.iter().enumerate() {
             let place = op.layer.map_or_else(String::new, |layer| format!("layer {layer}\\n"));
-            let _ = writeln!(out, "  n{index} [label=\"{place}{}\\n{}\"];", op.name, human(op.bytes.memory()));
+            let _ = writeln!(
+                out,
+                "  n{index} [label=\"{place}{}\\n{}\"];",
+                op.kernel.unwrap_or(op.name),
+                human(op.bytes.memory())
+            );
         }
-        for (stage, ops) in plan.stages().iter().enumerate() {
-            let members: String = ops.iter().map(|index| format!("n{index}; ")).collect();
-            let _ = writeln!(out, "  {{ rank=same; /* stage {} */ {members}}}", stage + 1);
+        for stage in 1..=self.levels() {
+            let members = self.ops.iter().enumerate().filter(|(_, op)| op.level == stage);
+            let members: String = members.map(|(index, _)| format!("n{index}; ")).collect();
+            let _ = writeln!(out, "  {{ rank=same; /* stage {stage} */ {members}}}");
         }
         for (index, waits) in self.waits.iter().enumerate() {
             for before in waits {
