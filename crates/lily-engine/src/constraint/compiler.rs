@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lily_model::text::Tokenizer;
 use llguidance::api::TopLevelGrammar;
@@ -21,8 +21,27 @@ const MAX_TIME: Duration = Duration::from_secs(5);
 const STACK: usize = 64 << 20;
 /// Tools of a request.
 const MAX_TOOLS: usize = 256;
-/// Attempts to find the part of a schema that is to blame.
+/// Attempts to find the part of a schema that is to blame, within [`MAX_TIME`] all together.
 const MAX_ATTEMPTS: usize = 48;
+
+/// What is left for finding the part of a schema that is to blame.
+struct Search {
+    attempts: usize,
+    until: Instant,
+}
+
+impl Search {
+    fn new() -> Self {
+        Search { attempts: MAX_ATTEMPTS, until: Instant::now() + MAX_TIME }
+    }
+
+    /// Whether another attempt may be made.
+    fn go_on(&mut self) -> bool {
+        let may = self.attempts > 0 && Instant::now() < self.until;
+        self.attempts = self.attempts.saturating_sub(1);
+        may
+    }
+}
 
 /// Compiles constraints for one vocabulary.
 pub(crate) struct Compiler {
@@ -117,10 +136,10 @@ impl Compiler {
 
     /// The same error with the place of the smallest part that fails on its own.
     fn locate(&self, spec: &ConstraintSpec, what: String, reason: String) -> ConstraintError {
-        let mut attempts = MAX_ATTEMPTS;
+        let mut search = Search::new();
         match spec {
             ConstraintSpec::JsonSchema(schema) => {
-                let (path, reason) = self.narrow(schema, schema, String::new(), reason, &mut attempts);
+                let (path, reason) = self.narrow(schema, schema, String::new(), reason, &mut search);
                 let place = if path.is_empty() { "at its top level".to_string() } else { format!("at {path}") };
                 ConstraintError::Invalid { what, reason: format!("{place}: {reason}") }
             }
@@ -128,7 +147,7 @@ impl Compiler {
                 for (i, tool) in tools.iter().enumerate() {
                     if let Some(reason) = self.schema_error(&tool.parameters, &tool.parameters) {
                         let (path, reason) =
-                            self.narrow(&tool.parameters, &tool.parameters, String::new(), reason, &mut attempts);
+                            self.narrow(&tool.parameters, &tool.parameters, String::new(), reason, &mut search);
                         let what = format!("tools[{i}].parameters");
                         return ConstraintError::Invalid { what, reason: format!("at {path}: {reason}") };
                     }
@@ -146,15 +165,14 @@ impl Compiler {
         schema: &Value,
         path: String,
         reason: String,
-        attempts: &mut usize,
+        search: &mut Search,
     ) -> (String, String) {
         for (step, inner) in subschemas(schema) {
-            if *attempts == 0 {
+            if !search.go_on() {
                 break;
             }
-            *attempts -= 1;
             if let Some(reason) = self.schema_error(inner, root) {
-                return self.narrow(root, inner, format!("{path}/{step}"), reason, attempts);
+                return self.narrow(root, inner, format!("{path}/{step}"), reason, search);
             }
         }
         (path, reason)

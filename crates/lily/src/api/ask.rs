@@ -223,6 +223,13 @@ impl Ask {
             let message = format!("`n` is {} (accepted: 1 to {places}, which may run and wait at once)", self.n);
             return Err(ApiError::invalid("n", message));
         }
+        let mask = match &constraint {
+            None => None,
+            Some((spec, field)) => {
+                let compiled = serving.engine.compile_constraint(spec);
+                Some(compiled.map_err(|error| ApiError::constraint(field, &error))?)
+            }
+        };
         let mut choices = Vec::with_capacity(self.n);
         for index in 0..self.n {
             let mut sampling = self.sampling.clone();
@@ -240,10 +247,7 @@ impl Ask {
             request.branch_points = prompt.branch_points.clone();
             request.prefix_cache = PrefixCacheUse::ReadWrite;
             request.deadline = deadline;
-            if let Some((spec, field)) = &constraint {
-                let mask = serving.engine.compile_constraint(spec);
-                request.constraint = Some(mask.map_err(|error| ApiError::constraint(field, &error))?);
-            }
+            request.constraint = mask.as_ref().map(|mask| mask.fork());
             let generation = serving.engine.submit(request).map_err(|error| {
                 let error = ApiError::from(error);
                 if error.param.as_deref() == Some("messages") {

@@ -18,11 +18,14 @@ use axum::http::Version;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::Sleep;
 
 /// How often a connection is looked at while its request is computed.
 const LOOK: Duration = Duration::from_millis(25);
 /// Looks between two interim responses to a client that has sent FIN.
 const LOOKS_BETWEEN_INTERIM: u32 = 20;
+/// How long a client may read nothing while there is something for it.
+const WRITE_PATIENCE: Duration = Duration::from_secs(120);
 /// Skipped by a client that waits for its answer.
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -136,6 +139,9 @@ fn lock(answered: &Mutex<bool>) -> MutexGuard<'_, bool> {
 pub struct PeerStream {
     socket: Arc<TcpStream>,
     answered: Arc<Mutex<bool>>,
+    patience: Duration,
+    /// Runs while a write waits for the client to read.
+    stuck: Option<Pin<Box<Sleep>>>,
 }
 
 impl PeerStream {
@@ -145,17 +151,29 @@ impl PeerStream {
         let answered = Arc::new(Mutex::new(false));
         let probe = if address.ip().is_loopback() { Probe::UrgentData } else { Probe::InterimResponse };
         let peer = Peer { socket: Arc::clone(&socket), probe, id: "".into(), answered: Arc::clone(&answered) };
-        (PeerStream { socket, answered }, peer)
+        (PeerStream { socket, answered, patience: WRITE_PATIENCE, stuck: None }, peer)
     }
 
-    fn write(&self, cx: &mut Context<'_>, attempt: impl Fn() -> io::Result<usize>) -> Poll<io::Result<usize>> {
+    fn write(
+        &mut self,
+        cx: &mut Context<'_>,
+        attempt: impl Fn(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
         loop {
-            ready!(self.socket.poll_write_ready(cx))?;
+            if self.socket.poll_write_ready(cx)?.is_pending() {
+                let patience = self.patience;
+                let stuck = self.stuck.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+                ready!(stuck.as_mut().poll(cx));
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")));
+            }
             let mut answered = lock(&self.answered);
             *answered = true;
-            match attempt() {
+            match attempt(&self.socket) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => return Poll::Ready(done),
+                done => {
+                    self.stuck = None;
+                    return Poll::Ready(done);
+                }
             }
         }
     }
@@ -178,16 +196,16 @@ impl AsyncRead for PeerStream {
 }
 
 impl AsyncWrite for PeerStream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.write(cx, || self.socket.try_write(bytes))
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.write(cx, |socket| socket.try_write(bytes))
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.write(cx, || self.socket.try_write_vectored(parts))
+        self.write(cx, |socket| socket.try_write_vectored(parts))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -250,6 +268,23 @@ mod tests {
         let (peer, _stream, client) = remote(Version::HTTP_11).await;
         drop(client);
         tokio::time::timeout(PATIENCE, peer.gone()).await.expect("noticed");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_never_reads_is_given_up() {
+        let (_peer, mut stream, client) = remote(Version::HTTP_11).await;
+        stream.patience = Duration::from_millis(200);
+        let bytes = vec![0; 1 << 20];
+        let fill = async {
+            loop {
+                let written = std::future::poll_fn(|cx| Pin::new(&mut stream).poll_write(cx, &bytes)).await;
+                if let Err(error) = written {
+                    return error.kind();
+                }
+            }
+        };
+        assert_eq!(tokio::time::timeout(PATIENCE, fill).await.expect("given up"), io::ErrorKind::TimedOut);
+        drop(client);
     }
 
     #[tokio::test]
