@@ -245,6 +245,14 @@ impl Driver for Metal {
                 }
                 views.push(of_shard);
                 let name = format!("copied weights of {}", shard.name());
+                let copied: u64 = layout.copies.iter().sum();
+                if copied > 0 {
+                    tracing::info!(
+                        "{} bytes of {} are copied: not aligned, or at the file's end",
+                        copied,
+                        shard.name()
+                    );
+                }
                 let of_shard: Result<Vec<BufferId>, DeviceError> =
                     layout.copies.iter().map(|&bytes| self.new_buffer(&name, bytes, Contents::Undefined)).collect();
                 copies.push(of_shard?);
