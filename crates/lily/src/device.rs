@@ -140,8 +140,15 @@ fn open_metal(checkpoint: Arc<Checkpoint>, capacity: Capacity) -> anyhow::Result
 /// Metal is macOS's.
 #[cfg(not(target_os = "macos"))]
 fn open_metal(_checkpoint: Arc<Checkpoint>, _capacity: Capacity) -> anyhow::Result<Box<dyn Device>> {
-    bail!(
-        "--device metal needs macOS on Apple silicon, and this program was built for {} (accepted: auto, cpu, cuda, emulated)",
+    Err(no_metal())
+}
+
+/// Why there is no Metal here.
+#[cfg(not(target_os = "macos"))]
+pub fn no_metal() -> anyhow::Error {
+    anyhow::anyhow!(
+        "--device metal needs macOS on Apple silicon, and this program was built for {} (accepted: auto, cpu, cuda, \
+         emulated)",
         std::env::consts::OS
     )
 }

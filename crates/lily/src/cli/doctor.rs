@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
 use clap::Args;
 use lily_cpu::{CpuDevice, CpuOptions, Precision};
 use lily_gpu::cuda::{Cuda, CudaOptions, Kernels};
@@ -149,8 +148,6 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Arc::new(progress::loading(|| source.open())?);
     let mut report = Report { json: args.json, lines: Vec::new() };
     let longest = args.longest as usize;
-    let missing =
-        |name: &str| anyhow::anyhow!("--device {name} is not part of this build (accepted: auto, cpu, cuda, emulated)");
     match device::resolved(args.device, Precision::Fast) {
         DeviceKind::Auto | DeviceKind::Cpu => {
             let capacity = steps::capacity(doctor::capacity(&checkpoint.model().config));
@@ -166,7 +163,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
                 examine(driver, &checkpoint, longest, &mut report)?;
             }
         }
-        DeviceKind::Metal => bail!(missing("metal")),
+        DeviceKind::Metal => examine_metal(&checkpoint, longest, &mut report)?,
         DeviceKind::Cuda => {
             for kernels in [Kernels::Native, Kernels::Translated] {
                 let options =
@@ -188,6 +185,27 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         super::print_result(&format!("{}: {} cases, {verdict}\n", source.name(), report.lines.len()))?;
     }
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Examines the Mac's GPU on the route that it takes, then on the one that every Mac can take.
+#[cfg(target_os = "macos")]
+fn examine_metal(checkpoint: &Arc<Checkpoint>, longest: usize, report: &mut Report) -> anyhow::Result<()> {
+    use lily_gpu::metal::{Metal, MetalOptions};
+
+    let driver = Metal::new(MetalOptions::default())?;
+    let route = driver.info().route;
+    examine(driver, checkpoint, longest, report)?;
+    if route != MatrixRoute::Simdgroup {
+        let options = MetalOptions { route: Some(MatrixRoute::Simdgroup), ..MetalOptions::default() };
+        examine(Metal::new(options)?, checkpoint, longest, report)?;
+    }
+    Ok(())
+}
+
+/// Metal is macOS's.
+#[cfg(not(target_os = "macos"))]
+fn examine_metal(_checkpoint: &Arc<Checkpoint>, _longest: usize, _report: &mut Report) -> anyhow::Result<()> {
+    Err(device::no_metal())
 }
 
 /// Examines the kernels that a driver runs, then whole steps.
