@@ -36,10 +36,10 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> 
 
 /// Memory of this process that is in RAM, where the system tells.
 fn resident_bytes() -> Option<u64> {
-    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
-    // Linux counts in pages of 4 KiB on every machine Lily has been run on.
-    Some(pages * 4096)
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
 }
 
 fn render(m: &MetricsSnapshot, resident: Option<u64>) -> String {

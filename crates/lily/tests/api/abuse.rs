@@ -64,6 +64,21 @@ fn a_client_that_closes_frees_its_slot_streaming_or_not() {
 }
 
 #[test]
+fn a_client_that_hangs_up_while_its_prompt_is_read_frees_its_slot() {
+    let server = own();
+    // Odd ids, so that nothing of it is in the cache.
+    let ids: Vec<u32> = (0..15_000u32).map(|i| 300 + i.wrapping_mul(2_654_435_761) % 5000).collect();
+    let body = json!({"prompt": ids, "max_tokens": 1}).to_string();
+    let mut connection = connect(server.address);
+    connection.write_all(&post_bytes("/v1/completions", &body)).unwrap();
+    wait_for_metric(server.address, "requests_running", 1.0, Duration::from_secs(20));
+    drop(connection);
+    wait_for_metric(server.address, "requests_running", 0.0, Duration::from_secs(10));
+    assert_eq!(metric(server.address, "requests_finished_total{reason=\"cancelled\"}"), 1.0);
+    assert_eq!(metric(server.address, "generated_tokens_total"), 0.0);
+}
+
+#[test]
 fn a_client_that_hangs_up_while_it_waits_leaves_the_queue() {
     let server = own();
     let mut running = connect(server.address);

@@ -42,7 +42,8 @@ pub fn sharing(parallel: usize) -> Sharing {
 
 /// A server on the miniature.
 pub fn with(settings: ApiSettings, sharing: &Sharing) -> TestServer {
-    let options = ModelOptions { model: None, device: DeviceKind::Cpu, threads: None, max_seq: Some(16_384) };
+    // The miniature gains little from more threads, and loses much where other tests want the cores.
+    let options = ModelOptions { model: None, device: DeviceKind::Cpu, threads: Some(1), max_seq: Some(16_384) };
     let model = LoadedModel::load(&Source::from_option(None).unwrap(), &options, sharing).unwrap();
     let app = App::new(settings.clone());
     app.loaded(Arc::new(Serving::new(model, settings)));
