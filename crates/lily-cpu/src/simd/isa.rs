@@ -16,28 +16,32 @@ pub enum Isa {
     Portable,
 }
 
+#[cfg(target_arch = "x86_64")]
+fn native() -> Vec<Isa> {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    let avx512 = avx2
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni");
+    [(avx512, Isa::Avx512), (avx2, Isa::Avx2)].into_iter().filter_map(|(there, isa)| there.then_some(isa)).collect()
+}
+
+#[cfg(target_arch = "aarch64")]
+fn native() -> Vec<Isa> {
+    vec![Isa::Neon]
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn native() -> Vec<Isa> {
+    Vec::new()
+}
+
 impl Isa {
     /// Every path that this processor can run, the fastest first.
     pub fn available() -> Vec<Isa> {
-        let mut found = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        {
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-            let avx512 = avx2
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512vnni");
-            if avx512 {
-                found.push(Isa::Avx512);
-            }
-            if avx2 {
-                found.push(Isa::Avx2);
-            }
-        }
-        #[cfg(target_arch = "aarch64")]
-        found.push(Isa::Neon);
+        let mut found = native();
         found.push(Isa::Portable);
         found
     }

@@ -53,6 +53,7 @@ impl Tile {
     }
 
     /// log2 of the activation groups that share a weight scale: groups are 32, 64 or 128 wide, those of weights no narrower.
+    #[cfg(target_arch = "x86_64")] // the only paths that ask
     pub(super) fn groups_a_scale(&self, activation_group: usize) -> u32 {
         (self.weight_group / activation_group).trailing_zeros()
     }
