@@ -4,6 +4,7 @@
 
 mod abuse;
 mod auth;
+mod cache;
 mod chat;
 mod client;
 mod limits;
