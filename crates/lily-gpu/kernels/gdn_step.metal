@@ -6,6 +6,37 @@
 
 #define STEP_KEYS (DK / 32)
 
+// The keys of a row of the state that a lane holds: 16 bytes a load and a store where the row is long enough.
+#if DK % 128 == 0
+inline void load_state(device const float *row, uint lane, thread float (&s)[STEP_KEYS]) {
+    device const float4 *from = (device const float4 *)row + lane * (STEP_KEYS / 4);
+    for (int i = 0; i < STEP_KEYS / 4; i++) {
+        float4 v = from[i];
+        s[4 * i] = v.x;
+        s[4 * i + 1] = v.y;
+        s[4 * i + 2] = v.z;
+        s[4 * i + 3] = v.w;
+    }
+}
+inline void store_state(device float *row, uint lane, thread const float (&s)[STEP_KEYS]) {
+    device float4 *to = (device float4 *)row + lane * (STEP_KEYS / 4);
+    for (int i = 0; i < STEP_KEYS / 4; i++) {
+        to[i] = float4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
+    }
+}
+#else
+inline void load_state(device const float *row, uint lane, thread float (&s)[STEP_KEYS]) {
+    for (int i = 0; i < STEP_KEYS; i++) {
+        s[i] = row[lane * STEP_KEYS + uint(i)];
+    }
+}
+inline void store_state(device float *row, uint lane, thread const float (&s)[STEP_KEYS]) {
+    for (int i = 0; i < STEP_KEYS; i++) {
+        row[lane * STEP_KEYS + uint(i)] = s[i];
+    }
+}
+#endif
+
 kernel void gdn_step(
     device const float *qkv [[buffer(0)]],
     device const float *z [[buffer(1)]],
@@ -74,9 +105,7 @@ kernel void gdn_step(
     for (uint base = simd * GDN_AHEAD; base < DV; base += GDN_SIMDS * GDN_AHEAD) {
         float s[GDN_AHEAD][STEP_KEYS];
         for (int j = 0; j < GDN_AHEAD; j++) {
-            for (int i = 0; i < STEP_KEYS; i++) {
-                s[j][i] = s_head[(base + uint(j)) * DK + lane * STEP_KEYS + uint(i)];
-            }
+            load_state(s_head + (base + uint(j)) * DK, lane, s[j]);
         }
         for (int j = 0; j < GDN_AHEAD; j++) {
             float r = 0.0f;
@@ -90,8 +119,9 @@ kernel void gdn_step(
             p = simd_sum(p);
             float d = (mixed[2 * DK + base + uint(j)] - r) * beta;
             for (int i = 0; i < STEP_KEYS; i++) {
-                s_head[(base + uint(j)) * DK + lane * STEP_KEYS + uint(i)] = fma(d, k[i], s[j][i]);
+                s[j][i] = fma(d, k[i], s[j][i]);
             }
+            store_state(s_head + (base + uint(j)) * DK, lane, s[j]);
             if (lane == 0) {
                 out[base + uint(j)] = fma(d, qk, p);
             }

@@ -1,8 +1,9 @@
 // Matrix times a few vectors: the core of every decode projection.
 //
 // A simdgroup computes OUT * SIDE outputs. Lanes read the 16-byte vectors of a row side by side (adjacent lanes, adjacent
-// 16 bytes); OUT rows are loaded before the first is used, so OUT loads a lane are in flight. A row shorter than 32
-// vectors takes fewer lanes, and SIDE rows are read next to one another.
+// 16 bytes); OUT rows are loaded before the first is used (of two steps where OUT is less than 4), so that at least four
+// loads a lane are in flight wherever a row is long enough. A row shorter than 32 vectors takes fewer lanes, and SIDE rows
+// are read next to one another.
 //
 // MLX affine storage: w = q * scale + bias, so a group contributes scale * sum(q x) + bias * sum(x). A q is not shifted
 // out and converted: it is masked where it lies and put under the exponent of 2^23, and x carries the inverse power of
@@ -87,6 +88,61 @@ inline void load8(device const bfloat *at, thread float (&x)[8]) {
     }
 }
 
+// Adds factor * (one vector of each of OUT rows) * x to `sum`; `column` is the first input of the vectors.
+template <int BITS, int GROUP, int INPUTS, int OUT, int TOKENS>
+inline void matvec_step(
+    thread const uint4 (&v)[OUT],
+    device const bfloat *scales,
+    device const bfloat *biases,
+    thread const uint (&row)[OUT],
+    uint column,
+    thread const Inputs<TOKENS> &input,
+    float factor,
+    thread float (&sum)[OUT][TOKENS]) {
+    float part[OUT][TOKENS];
+    float total[TOKENS];
+    for (int t = 0; t < TOKENS; t++) {
+        total[t] = 0.0f;
+        for (int o = 0; o < OUT; o++) {
+            part[o][t] = 0.0f;
+        }
+    }
+    for (int c = 0; c < MatvecShape<BITS, INPUTS>::CHUNKS; c++) {
+        float x[TOKENS][8];
+        for (int t = 0; t < TOKENS; t++) {
+            load8(input.row[t] + column + uint(8 * c), x[t]);
+            if (BITS != 16) {
+                for (int i = 0; i < 8; i++) {
+                    total[t] += x[t][i];
+                }
+                unshift8<BITS>(x[t]);
+            }
+        }
+        for (int o = 0; o < OUT; o++) {
+            float q[8];
+            unpack8<BITS>(v[o], c, q);
+            for (int t = 0; t < TOKENS; t++) {
+                for (int i = 0; i < 8; i++) {
+                    part[o][t] = fma(q[i], x[t][i], part[o][t]);
+                }
+            }
+        }
+    }
+    for (int o = 0; o < OUT; o++) {
+        float scale = factor;
+        float bias = 0.0f;
+        if (BITS != 16) {
+            uint group = row[o] * uint(INPUTS / GROUP) + column / uint(GROUP);
+            scale = factor * float(scales[group]);
+            bias = factor * float(biases[group]);
+        }
+        for (int t = 0; t < TOKENS; t++) {
+            sum[o][t] = fma(scale, part[o][t], sum[o][t]);
+            sum[o][t] = fma(bias, total[t], sum[o][t]);
+        }
+    }
+}
+
 // Adds factor * W x to `sum`, as the part that this lane has read. Outputs first + o * SIDE + lane / LANES, o < OUT,
 // of a matrix [outputs, INPUTS]; past its end the last row is computed again, and nobody stores it.
 template <int BITS, int GROUP, int INPUTS, int OUT, int TOKENS>
@@ -106,57 +162,25 @@ inline void matvec_add(
     for (int o = 0; o < OUT; o++) {
         row[o] = min(first + uint(o * Shape::SIDE) + lane / uint(Shape::LANES), outputs - 1u);
     }
-    for (int step = 0; step < Shape::STEPS; step++) {
-        uint at = uint(step * Shape::LANES) + sub;
-        if (Shape::VECTORS % Shape::LANES != 0 && at >= uint(Shape::VECTORS)) {
-            break;
-        }
-        uint4 v[OUT];
-        for (int o = 0; o < OUT; o++) {
-            v[o] = uint4(weight[row[o] * uint(Shape::VECTORS) + at]);
-        }
-        float part[OUT][TOKENS];
-        float total[TOKENS];
-        for (int t = 0; t < TOKENS; t++) {
-            total[t] = 0.0f;
+    // Few outputs: the vectors of two steps are loaded together, so that four loads are in flight all the same.
+    constexpr int AHEAD = OUT >= 4 || Shape::STEPS % 2 != 0 ? 1 : 2;
+    constexpr bool RAGGED = Shape::VECTORS % Shape::LANES != 0;
+    for (int step = 0; step < Shape::STEPS; step += AHEAD) {
+        uint4 v[AHEAD][OUT];
+        for (int a = 0; a < AHEAD; a++) {
+            uint at = uint((step + a) * Shape::LANES) + sub;
+            at = RAGGED ? min(at, uint(Shape::VECTORS) - 1u) : at;
             for (int o = 0; o < OUT; o++) {
-                part[o][t] = 0.0f;
+                v[a][o] = uint4(weight[row[o] * uint(Shape::VECTORS) + at]);
             }
         }
-        uint column = at * uint(Shape::PER_VECTOR);
-        for (int c = 0; c < Shape::CHUNKS; c++) {
-            float x[TOKENS][8];
-            for (int t = 0; t < TOKENS; t++) {
-                load8(input.row[t] + column + uint(8 * c), x[t]);
-                if (BITS != 16) {
-                    for (int i = 0; i < 8; i++) {
-                        total[t] += x[t][i];
-                    }
-                    unshift8<BITS>(x[t]);
-                }
+        for (int a = 0; a < AHEAD; a++) {
+            uint at = uint((step + a) * Shape::LANES) + sub;
+            if (RAGGED && at >= uint(Shape::VECTORS)) {
+                break;
             }
-            for (int o = 0; o < OUT; o++) {
-                float q[8];
-                unpack8<BITS>(v[o], c, q);
-                for (int t = 0; t < TOKENS; t++) {
-                    for (int i = 0; i < 8; i++) {
-                        part[o][t] = fma(q[i], x[t][i], part[o][t]);
-                    }
-                }
-            }
-        }
-        for (int o = 0; o < OUT; o++) {
-            float scale = factor;
-            float bias = 0.0f;
-            if (BITS != 16) {
-                uint group = row[o] * uint(INPUTS / GROUP) + column / uint(GROUP);
-                scale = factor * float(scales[group]);
-                bias = factor * float(biases[group]);
-            }
-            for (int t = 0; t < TOKENS; t++) {
-                sum[o][t] = fma(scale, part[o][t], sum[o][t]);
-                sum[o][t] = fma(bias, total[t], sum[o][t]);
-            }
+            matvec_step<BITS, GROUP, INPUTS, OUT, TOKENS>(
+                v[a], scales, biases, row, at * uint(Shape::PER_VECTOR), input, factor, sum);
         }
     }
 }

@@ -66,7 +66,7 @@ impl Tuning {
         router_simds: 2,
         expert_out: 2,
         expert_simds: 2,
-        down_out: 2,
+        down_out: 4,
         down_simds: 2,
         lm_head_out: 4,
         lm_head_simds: 2,

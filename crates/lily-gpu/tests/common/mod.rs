@@ -104,7 +104,7 @@ pub fn crooked() -> ModelConfig {
         rotary_dim: 22,
         linear_num_key_heads: 1,
         linear_num_value_heads: 3,
-        linear_key_head_dim: 64,
+        linear_key_head_dim: 128,
         linear_value_head_dim: 96,
         num_experts: 9,
         num_experts_per_tok: 3,
