@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import time
 
 import httpx
@@ -73,6 +74,18 @@ def test_without_requests_a_signal_ends_it_and_stdout_is_empty():
     server.process.send_signal(signal.SIGINT)
     assert server.wait() == 0
     assert server.process.stdout.read() == ""
+
+
+def test_connections_without_a_whole_request_do_not_hold_up_the_end():
+    server = Server()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as silent, socket.create_connection((host, int(port))) as half:
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+        assert httpx.get(server.url + "/health").status_code == 200
+        start = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - start < 15, "the limit for a head is 30 s"
+        del silent
 
 
 def test_an_address_that_others_reach_is_warned_about_and_loopback_is_not():

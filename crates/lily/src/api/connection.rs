@@ -10,7 +10,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -35,6 +35,9 @@ pub struct Peer {
     socket: Arc<TcpStream>,
     probe: Probe,
     id: Arc<str>,
+    requests: Weak<()>,
+    /// Counts the request among those under way, as long as anyone works on it.
+    _counted: Option<Arc<()>>,
     /// Whether anything was sent since the request began. Held locked while anything is sent, so that a probe never lands
     /// inside an answer.
     answered: Arc<Mutex<bool>>,
@@ -67,7 +70,7 @@ impl Peer {
             Probe::InterimResponse if version < Version::HTTP_11 => Probe::Never,
             other => other,
         };
-        Peer { id: id.into(), probe, ..self.clone() }
+        Peer { id: id.into(), probe, _counted: self.requests.upgrade(), ..self.clone() }
     }
 
     /// Id of the request.
@@ -145,12 +148,19 @@ pub struct PeerStream {
 }
 
 impl PeerStream {
-    /// Wraps an accepted connection.
-    pub fn new(socket: TcpStream, address: SocketAddr) -> (Self, Peer) {
+    /// Wraps an accepted connection. While one of its requests is worked on, it holds a reference to `requests`.
+    pub fn new(socket: TcpStream, address: SocketAddr, requests: &Arc<()>) -> (Self, Peer) {
         let socket = Arc::new(socket);
         let answered = Arc::new(Mutex::new(false));
         let probe = if address.ip().is_loopback() { Probe::UrgentData } else { Probe::InterimResponse };
-        let peer = Peer { socket: Arc::clone(&socket), probe, id: "".into(), answered: Arc::clone(&answered) };
+        let peer = Peer {
+            socket: Arc::clone(&socket),
+            probe,
+            id: "".into(),
+            requests: Arc::downgrade(requests),
+            _counted: None,
+            answered: Arc::clone(&answered),
+        };
         (PeerStream { socket, answered, patience: WRITE_PATIENCE, stuck: None }, peer)
     }
 
@@ -238,7 +248,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let client = Client::connect(listener.local_addr().expect("an address")).expect("connects");
         let (socket, _) = listener.accept().await.expect("accepts");
-        let (stream, peer) = PeerStream::new(socket, "192.0.2.7:4000".parse().expect("an address"));
+        let (stream, peer) = PeerStream::new(socket, "192.0.2.7:4000".parse().expect("an address"), &Arc::new(()));
         (peer.of_request("req_1", version), stream, client)
     }
 

@@ -23,18 +23,23 @@ pub(super) const HEAD_BYTES: usize = 64 << 10;
 /// Most header lines.
 const HEAD_LINES: usize = 100;
 
+/// How long what was written may take to arrive when the server ends.
+const FAREWELL: Duration = Duration::from_secs(3);
+
 /// A listening socket.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
     router: Router,
+    /// Referred to by each request that is worked on.
+    requests: Arc<()>,
 }
 
 impl Server {
     /// Listens at `address` (`127.0.0.1:8000`; port 0 = any free one).
     pub async fn bind(address: &str, app: &Arc<App>) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
-        Ok(Server { listener, router: router(app) })
+        Ok(Server { listener, router: router(app), requests: Arc::new(()) })
     }
 
     /// Where it listens.
@@ -42,7 +47,8 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop` returns, then lets what runs finish for at most `patience`.
+    /// Serves until `stop` returns, then lets requests finish for at most `patience`, and after that what was written to
+    /// them arrive. A connection that has not got as far as a request does not hold up the end.
     pub async fn run(self, stop: impl Future<Output = ()>, patience: Duration) {
         let graceful = GracefulShutdown::new();
         let mut stop = std::pin::pin!(stop);
@@ -61,13 +67,28 @@ impl Server {
             }
         }
         drop(self.listener);
-        let _ = tokio::time::timeout(patience, graceful.shutdown()).await;
+        let requests = self.requests;
+        let finished = async {
+            while Arc::strong_count(&requests) > 1 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let connections = graceful.shutdown();
+        let mut connections = std::pin::pin!(connections);
+        let finished = tokio::select! {
+            () = &mut connections => return,
+            finished = tokio::time::timeout(patience, finished) => finished,
+        };
+        if finished.is_err() {
+            tracing::warn!("requests are still under way after {patience:?}");
+        }
+        let _ = tokio::time::timeout(FAREWELL, connections).await;
     }
 
     fn connection(&self, stream: TcpStream, address: SocketAddr, graceful: &GracefulShutdown) {
         // Tokens are small and must not wait for one another.
         let _ = stream.set_nodelay(true);
-        let (stream, peer) = PeerStream::new(stream, address);
+        let (stream, peer) = PeerStream::new(stream, address, &self.requests);
         let service = TowerToHyperService::new(self.router.clone().layer(Extension(peer)));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())

@@ -122,9 +122,6 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     outcome
 }
 
-/// How long connections may live on after the last request was ended: its client is told, however slowly it reads.
-const FAREWELL: Duration = Duration::from_secs(3);
-
 async fn serve(args: &ServeArgs, source: Source, settings: ApiSettings) -> anyhow::Result<ExitCode> {
     let app = App::new(settings.clone());
     let server = Server::bind(&args.bind, &app).await.with_context(|| format!("--bind {}", args.bind))?;
@@ -142,7 +139,8 @@ async fn serve(args: &ServeArgs, source: Source, settings: ApiSettings) -> anyho
         async {
             let _ = stopped.await;
         },
-        patience + FAREWELL,
+        // The engine cancels what is not done by then, and clients are told.
+        patience + Duration::from_secs(1),
     ));
     let mut loaded = false;
     loop {
