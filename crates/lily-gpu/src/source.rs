@@ -215,3 +215,55 @@ fn turn(config: &ModelConfig, pair: usize) -> String {
     let low = (turns - f64::from(high)) as f32;
     format!("{high:e}f, {low:e}f")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::roles::Storage;
+    use lily_model::config::Quantization;
+
+    fn config(q_heads: usize, kv_heads: usize, head_dim: usize) -> ModelConfig {
+        ModelConfig {
+            num_attention_heads: q_heads,
+            num_key_value_heads: kv_heads,
+            head_dim,
+            ..ModelConfig::qwen36_35b_a3b()
+        }
+    }
+
+    #[test]
+    fn up_to_eight_heads_are_packed_and_no_more_than_lanes_read_a_key() {
+        assert_eq!(packed_heads(&config(16, 2, 256)), 8);
+        assert_eq!(packed_heads(&config(18, 2, 256)), 3);
+        assert_eq!(packed_heads(&config(7, 1, 256)), 7);
+        assert_eq!(packed_heads(&config(22, 2, 256)), 1);
+        assert_eq!([64, 32].map(|dim| packed_heads(&config(8, 1, dim))), [8, 4]);
+    }
+
+    #[test]
+    fn simdgroups_of_a_delta_net_head_share_its_rows_evenly() {
+        let with = |rows| ModelConfig { linear_value_head_dim: rows, ..ModelConfig::qwen36_35b_a3b() };
+        assert_eq!([128, 96, 64, 32].map(|rows| gdn_simds(&with(rows), &Tuning::APPLE)), [16, 12, 16, 8]);
+    }
+
+    #[test]
+    fn every_matvec_of_the_published_geometry_has_four_loads_in_flight() {
+        let c = ModelConfig::qwen36_35b_a3b();
+        let four = Storage::of(Some(Quantization { bits: 4, group_size: 64 }), c.hidden_size);
+        let eight = Storage::of(Some(Quantization { bits: 8, group_size: 64 }), c.hidden_size);
+        let t = Tuning::APPLE;
+        for (name, storage, inputs, out) in [
+            ("in-projections", four, c.hidden_size, t.matvec_out),
+            ("output projection", four, c.attention_dim(), t.out_proj_out),
+            ("router", eight, c.hidden_size, t.router_out),
+            ("gate and up", four, c.hidden_size, t.expert_out),
+            ("down", four, c.moe_intermediate_size, t.down_out),
+            ("head", four, c.hidden_size, t.lm_head_out),
+        ] {
+            // As `matvec_add` decides: AHEAD steps of OUT rows are loaded before the first is used.
+            let steps = storage.vectors(inputs).div_ceil(32 / storage.side(inputs));
+            let ahead = if out >= 4 || steps % 2 != 0 { 1 } else { 2 };
+            assert!(ahead * out >= 4, "{name}: {ahead} steps of {out} rows");
+        }
+    }
+}
