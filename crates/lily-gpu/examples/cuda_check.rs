@@ -1,6 +1,6 @@
 //! A model on the GPU against the CPU, and how long each kernel takes.
 //!
-//! `cuda_check MODEL_DIR [--rows N] [--decode N] [--reference f32|fast|none] [--profile CONTEXT,…]`: logits of a prompt of N rows and
+//! `cuda_check MODEL_DIR [--prompt TEXT] [--rows N] [--decode N] [--reference f32|fast|none] [--profile CONTEXT,…]`: logits of a prompt of N rows and
 //! of N decoded tokens with native variants, with translated kernels alone and on the CPU; then greedy tokens of prompts cut in
 //! chunks; then the time of each kernel at the given contexts.
 
@@ -16,6 +16,7 @@ use lily_gpu::table::KERNELS;
 use lily_model::checkpoint::Checkpoint;
 use lily_model::device::{Capacity, Device, LogitRows, Output, PageId, Segment, SlotId, Step, Tokens};
 use lily_model::graph::{Phase, Plan};
+use lily_model::text::Tokenizer;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -24,12 +25,19 @@ struct Arguments {
     rows: usize,
     decode: usize,
     reference: String,
+    prompt: Option<String>,
     contexts: Vec<usize>,
 }
 
 fn arguments() -> Outcome<Arguments> {
-    let mut found =
-        Arguments { model: String::new(), rows: 100, decode: 20, reference: "f32".into(), contexts: Vec::new() };
+    let mut found = Arguments {
+        model: String::new(),
+        rows: 100,
+        decode: 20,
+        reference: "f32".into(),
+        prompt: None,
+        contexts: Vec::new(),
+    };
     let mut given = std::env::args().skip(1);
     while let Some(argument) = given.next() {
         let mut value = || given.next().ok_or_else(|| format!("{argument} wants a value"));
@@ -37,6 +45,7 @@ fn arguments() -> Outcome<Arguments> {
             "--rows" => found.rows = value()?.parse()?,
             "--decode" => found.decode = value()?.parse()?,
             "--reference" => found.reference = value()?,
+            "--prompt" => found.prompt = Some(value()?),
             "--profile" => found.contexts = value()?.split(',').map(str::parse).collect::<Result<_, _>>()?,
             _ => found.model = argument,
         }
@@ -157,9 +166,16 @@ fn main() -> Outcome<()> {
             let options = CpuOptions { threads: 0, precision, capacity: sizes };
             against("the CPU", &mut CpuDevice::new(checkpoint.clone(), options)?)?;
         }
-        let whole = greedy(&mut native, &ids[..arguments.rows], 1024, 24)?;
+        let prompt = match &arguments.prompt {
+            Some(text) => {
+                let json = checkpoint.text_file("tokenizer.json").ok_or("no tokenizer.json")?;
+                Tokenizer::from_bytes(json)?.encode_markup(text)?
+            }
+            None => ids[..arguments.rows].to_vec(),
+        };
+        let whole = greedy(&mut native, &prompt, 1024, 24)?;
         for chunk in [1, 3, 63, 64, 65, 256] {
-            let tokens = greedy(&mut native, &ids[..arguments.rows], chunk, 24)?;
+            let tokens = greedy(&mut native, &prompt, chunk, 24)?;
             println!("chunks of {chunk}: greedy tokens {}", if tokens == whole { "equal" } else { "DIFFER" });
         }
     }

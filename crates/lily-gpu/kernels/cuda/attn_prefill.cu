@@ -1,5 +1,5 @@
 // Prefill attention on the warpgroup tensor core: a block has 128 query rows (all heads of a KV head of 128 / heads tokens),
-// each of its two warpgroups 64 of them, and walks the keys in tiles of 64. The scores of the next tile are computed while
+// each of its two warpgroups 64 of them, and walks the keys in tiles of 64. Weights go in as the sum of two bf16. The scores of the next tile are computed while
 // the values of this one are summed, and their softmax while the tensor core is at the sums.
 
 #ifdef NATIVE_ATTN_PREFILL
@@ -107,14 +107,18 @@ extern "C" __global__ void __launch_bounds__(256, 1) native_attn_prefill(
     u32 least = segment.position + min((m0 + group * 64) / FLASH_HEADS, segment.segment_rows - 1) + 1;
 
     float o[128] = {}, s[32] = {};
-    u32 p[4][4];
+    u32 p[4][4], rest[4][4];
     RowSums sums[2] = {{MASKED, 0.0f}, {MASKED, 0.0f}};
     float factor[2];
     auto pack = [&]() {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) p[k][i] = bf16_pair(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+            for (int i = 0; i < 4; i++) {
+                float a = s[8 * k + 2 * i], b = s[8 * k + 2 * i + 1];
+                p[k][i] = bf16_pair(a, b);
+                rest[k][i] = bf16_pair(a - bf16_low(p[k][i]), b - bf16_high(p[k][i]));
+            }
         }
     };
     copies_wait<1>();
@@ -129,7 +133,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) native_attn_prefill(
         u32 v = values_at + tile % 2 * KEY_BYTES;
 #pragma unroll
         for (int k = 0; k < KEY_TILE / 16; k++) {
-            product_rs256_values(o, p[k], descriptor(v + k * 16 * 128, KEY_BLOCK, 1024), 1);
+            u64 b = descriptor(v + k * 16 * 128, KEY_BLOCK, 1024);
+            product_rs256_values(o, p[k], b, 1);
+            product_rs256_values(o, rest[k], b, 1);
         }
         products_commit();
     };

@@ -64,6 +64,9 @@ FN void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Dynamic shared memory; tiles start at multiples of 1,024 bytes of it.
+extern __shared__ u8 arena_raw[];
+
 FN u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
 FN void copy_async16(u32 to, const void *from) {
@@ -79,38 +82,50 @@ template <int N> FN void copies_wait() { asm volatile("cp.async.wait_group %0;" 
 // last one sets the counter back.
 FN bool last_to_arrive(u32 *counter, u32 total) {
     __shared__ u32 last;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        u32 before = atomicAdd(counter, 1u);
+        u32 before;
+        // Releases what the block wrote, which the barrier ordered before it, and acquires what the others did.
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
         last = before + 1 == total;
         if (last) *counter = 0;
-        __threadfence();
     }
     __syncthreads();
     return last != 0;
 }
 
 // normed = rms(residual row) * gain, by the whole block; the row was just written by other blocks.
-FN void norm_row(const float *residual, const float *gain, u16 *normed) {
-    __shared__ float parts[32];
-    constexpr int VECTORS = HIDDEN / 4;
+template <int THREADS> FN void norm_row(const float *residual, const float *gain, u16 *normed) {
+    __shared__ float parts[THREADS / 32];
+    constexpr int VECTORS = HIDDEN / 4, EACH = (VECTORS + THREADS - 1) / THREADS;
+    float4 v[EACH], gains[EACH];
     float square = 0.0f;
-    for (u32 i = threadIdx.x; i < VECTORS; i += blockDim.x) {
-        float4 v = __ldcg((const float4 *)residual + i);
-        square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        u32 at = threadIdx.x + i * THREADS;
+        v[i] = gains[i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+        if (at < VECTORS) {
+            v[i] = __ldcg((const float4 *)residual + at);
+            gains[i] = ((const float4 *)gain)[at];
+        }
     }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) square += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
     square = warp_sum(square);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = square;
     __syncthreads();
     float total = 0.0f;
-    for (u32 i = 0; i < blockDim.x / 32; i++) total += parts[i];
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; i++) total += parts[i];
     float scale = rsqrtf(total / (float)HIDDEN + EPSILON);
-    for (u32 i = threadIdx.x; i < VECTORS; i += blockDim.x) {
-        float4 v = __ldcg((const float4 *)residual + i);
-        float4 g = *((const float4 *)gain + i);
-        uint2 out = {bf16_pair(v.x * scale * g.x, v.y * scale * g.y), bf16_pair(v.z * scale * g.z, v.w * scale * g.w)};
-        *((uint2 *)normed + i) = out;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        u32 at = threadIdx.x + i * THREADS;
+        if (at < VECTORS) {
+            uint2 out = {bf16_pair(v[i].x * scale * gains[i].x, v[i].y * scale * gains[i].y),
+                         bf16_pair(v[i].z * scale * gains[i].z, v[i].w * scale * gains[i].w)};
+            ((uint2 *)normed)[at] = out;
+        }
     }
     __syncthreads();
 }

@@ -66,6 +66,8 @@ extern "C" __global__ void __launch_bounds__((TOP_K + 1) * 32) native_expert_dow
         u64 words = expert * ((u64)HIDDEN * (INNER / 8)), groups = expert * ((u64)HIDDEN * (INNER / 64));
         load_weights(w, down + words, down_s + groups, down_b + groups, blockIdx.x * 16, HIDDEN, INNER, 0);
     }
+    float *to = residual + row * HIDDEN + blockIdx.x * 16 + threadIdx.x % 16;
+    float before = threadIdx.x < 16 ? *to : 0.0f;
     const u16 *x[1] = {input + (u64)row * ACT_WIDTH + slot * INNER};
     float sum[2] = {0.0f, 0.0f};
     multiply<1>(w, x, sum);
@@ -78,8 +80,10 @@ extern "C" __global__ void __launch_bounds__((TOP_K + 1) * 32) native_expert_dow
     if (threadIdx.x < 16) {
         float value = 0.0f;
         for (int i = 0; i <= TOP_K; i++) value += parts[i][threadIdx.x];
-        residual[row * HIDDEN + blockIdx.x * 16 + threadIdx.x] += value;
+        *to = before + value;
     }
-    if (last_to_arrive(arrivals + row, gridDim.x)) norm_row(residual + row * HIDDEN, gain, normed + row * HIDDEN);
+    if (last_to_arrive(arrivals + row, gridDim.x)) {
+        norm_row<(TOP_K + 1) * 32>(residual + row * HIDDEN, gain, normed + row * HIDDEN);
+    }
 }
 #endif

@@ -1,10 +1,10 @@
 // Decode: 4-bit matrices times up to four rows, on the tensor core.
 //
 // A warp multiplies 16 outputs by 512 inputs. A lane reads 16 bytes (32 weights) of an output at a time, so the four lanes of
-// a quad read 64 adjacent bytes: inputs of two groups of 64. A nibble under the exponent of 128 is the bf16 128 + q. In a
-// product of 16 outputs by 16 inputs by 8 columns, column 2 r + p takes row r and is zero outside groups of parity p: so
+// a quad read 64 adjacent bytes: inputs of two groups of 64. A nibble under the exponent of 128 is the bf16 128 + q, from
+// which 128 is taken exactly. In a product of 16 outputs by 16 inputs by 8 columns, column 2 r + p takes row r and is zero outside groups of parity p: so
 // the sums of the two groups stay apart, and lane t of a quad ends up with both sums of row t, to which it applies their
-// scales: w = q * scale + bias, so a group gives scale * (sum - 128 * sum(x)) + bias * sum(x).
+// scales: w = q * scale + bias, so a group gives scale * sum + bias * sum(x), in f32.
 //
 // Weights and scales are read before `enter`: nothing the grid before writes.
 
@@ -39,10 +39,11 @@ FN void load_weights(
 
 FN u32 word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// Nibbles i and i + 4 of a word as the bf16 pair 128 + q.
+// Nibbles i and i + 4 of a word as a bf16 pair.
 template <int I> FN u32 nibbles(u32 word) {
     u32 out;
-    asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(out) : "r"(word >> (4 * I)));
+    asm("{\n\t.reg .b32 q;\n\tlop3.b32 q, %1, 0x000f000f, 0x43004300, 0xea;\n\tsub.rn.bf16x2 %0, q, %2;\n\t}"
+        : "=r"(out) : "r"(word >> (4 * I)), "r"(0x43004300u));
     return out;
 }
 
@@ -101,8 +102,8 @@ template <int ROWS> FN void multiply(const Weights &w, const u16 *const (&x)[ROW
             }
             float ls = group_value(w.lower_scales, group), us = group_value(w.upper_scales, group);
             float lb = group_value(w.lower_biases, group), ub = group_value(w.upper_biases, group);
-            sum[0] = fmaf(ls, d[p] - 128.0f * total, fmaf(lb, total, sum[0]));
-            sum[1] = fmaf(us, d[2 + p] - 128.0f * total, fmaf(ub, total, sum[1]));
+            sum[0] = fmaf(ls, d[p], fmaf(lb, total, sum[0]));
+            sum[1] = fmaf(us, d[2 + p], fmaf(ub, total, sum[1]));
         }
     }
 }
@@ -158,7 +159,7 @@ FN void project(
 #define TILES(OUTPUTS) (((OUTPUTS) + 15) / 16)
 
 #ifdef NATIVE_GDN_IN_PROJ
-extern "C" __global__ void __launch_bounds__(HIDDEN / PART * 32) native_gdn_in_proj(
+extern "C" __global__ void __launch_bounds__(HIDDEN / PART * 32, HIDDEN == 2048 ? 6 : 1) native_gdn_in_proj(
     const u32 *qkv, const u16 *qkv_s, const u16 *qkv_b, const u32 *z, const u16 *z_s, const u16 *z_b, const u32 *b,
     const u16 *b_s, const u16 *b_b, const u32 *a, const u16 *a_s, const u16 *a_b, const u16 *input, const Step *step,
     float *qkv_out, float *z_out, float *ba_out) {
@@ -215,11 +216,14 @@ FN void out_proj_norm(
     const u32 *w, const u16 *s, const u16 *b, const float *gain, const u16 *input, const Step *step, float *residual,
     u16 *normed, u32 *arrivals) {
     project<INPUTS>(w, s, b, blockIdx.x * 16, HIDDEN, input, step, [&](u32 row, u32 n, float v) {
-        residual[row * HIDDEN + n] += v;
+        // An addition at the memory, by the only block that adds there: nothing waits for the old value.
+        asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(residual + row * HIDDEN + n), "f"(v) : "memory");
     });
     u32 first = blockIdx.y * 4;
     if (first < step->rows && last_to_arrive(arrivals + blockIdx.y, gridDim.x)) {
-        for (u32 r = first; r < min(first + 4, step->rows); r++) norm_row(residual + r * HIDDEN, gain, normed + r * HIDDEN);
+        for (u32 r = first; r < min(first + 4, step->rows); r++) {
+            norm_row<INPUTS / PART * 32>(residual + r * HIDDEN, gain, normed + r * HIDDEN);
+        }
     }
 }
 

@@ -100,6 +100,3 @@ FN void product_rs256_values(float (&d)[128], const u32 (&a)[4], u64 b, u32 keep
           "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
 }
-
-// Dynamic shared memory; tiles start at multiples of 1,024 bytes of it.
-extern __shared__ u8 arena_raw[];

@@ -13,7 +13,7 @@ use msl::cuda::{CudaSource, NVRTC_OPTIONS};
 
 use super::api::{Context, DeviceBuffer, Event, Function, HostBuffer, Module, NAME, Stream, Timing, failed};
 use super::compile::{Unit, machine_code};
-use super::graph::{Graph, Launch, Waiting, reduced};
+use super::graph::{Graph, Launch, Waiting, chained, reduced};
 use super::native::{self, Constants, Variant};
 use super::weights::{self, Progress};
 use crate::driver::{Driver, DriverInfo, Imported, Memory};
@@ -56,10 +56,25 @@ struct Shadow {
 /// One kernel of a library, as it is launched.
 #[derive(Clone)]
 struct Kernel {
-    function: Function,
+    translated: Function,
     /// Buffer indices of its arguments, in order.
     arguments: Vec<u32>,
-    native: Option<Variant>,
+    native: Vec<Native>,
+}
+
+/// A native variant that is loaded.
+#[derive(Clone, Copy)]
+struct Native {
+    variant: Variant,
+    function: Function,
+    /// What runs before it.
+    before: Option<Function>,
+}
+
+impl Kernel {
+    fn native(&self, dispatch: &Dispatch) -> Option<Native> {
+        self.native.iter().copied().find(|native| (native.variant.takes)(dispatch))
+    }
 }
 
 struct Library {
@@ -82,6 +97,9 @@ pub struct Cuda {
     libraries: Vec<Library>,
     buffers: HashMap<BufferId, DeviceBuffer>,
     shadows: HashMap<BufferId, Shadow>,
+    /// Memory between a kernel and the variant that it runs before, and what was too small for it.
+    between: Option<DeviceBuffer>,
+    outgrown: Vec<DeviceBuffer>,
     next_buffer: u32,
     steps: Stream,
     inputs: Stream,
@@ -130,6 +148,8 @@ impl Cuda {
             libraries: Vec::new(),
             buffers: HashMap::new(),
             shadows: HashMap::new(),
+            between: None,
+            outgrown: Vec::new(),
             next_buffer: 0,
             steps: Stream::new()?,
             inputs: Stream::new()?,
@@ -152,7 +172,7 @@ impl Cuda {
     /// Names of the kernels that run as native variants.
     pub fn native_kernels(&self) -> Vec<&'static str> {
         let all = self.libraries.iter().flat_map(|l| &l.kernels);
-        let mut names: Vec<_> = all.filter_map(|k| k.native.map(|v| v.kernel)).collect();
+        let mut names: Vec<_> = all.flat_map(|k| k.native.iter().map(|n| n.variant.name)).collect();
         names.sort_unstable();
         names.dedup();
         names
@@ -168,7 +188,13 @@ impl Cuda {
         let (start, end) = (Event::new(Timing::Timed)?, Event::new(Timing::Timed)?);
         let mut times = Vec::new();
         for ((op, kernel), dispatches) in kinds {
-            let launches: Vec<Launch> = dispatches.iter().map(|d| self.launch(d)).collect::<Result<_, _>>()?;
+            let launches: Vec<Launch> = dispatches
+                .iter()
+                .map(|d| self.launches(d))
+                .collect::<Result<Vec<_>, _>>()?
+                .into_iter()
+                .flatten()
+                .collect();
             let repeats = 64usize.div_ceil(launches.len());
             let chain: Vec<Launch> = launches.iter().cycle().take(launches.len() * repeats).cloned().collect();
             let edges: Vec<Vec<usize>> = (0..chain.len()).map(|i| i.checked_sub(1).into_iter().collect()).collect();
@@ -179,9 +205,9 @@ impl Cuda {
                 graph.launch(&self.steps)?;
                 end.record(&self.steps)?;
                 end.wait(op)?;
-                best = best.min(end.since(&start)? / chain.len() as f64);
+                best = best.min(end.since(&start)? / (dispatches.len() * repeats) as f64);
             }
-            let native = self.libraries[dispatches[0].kernel.library].kernels[kernel].native.is_some();
+            let native = self.libraries[dispatches[0].kernel.library].kernels[kernel].native(dispatches[0]).is_some();
             times.push(KernelTime { op, kernel, native, count: dispatches.len(), microseconds: best });
         }
         Ok(times)
@@ -207,10 +233,11 @@ impl Cuda {
         Ok(buffer.address + span.offset)
     }
 
-    fn launch(&self, dispatch: &Dispatch) -> Result<Launch, DeviceError> {
+    /// The launches of a dispatch: one, or what runs before a variant and the variant.
+    fn launches(&self, dispatch: &Dispatch) -> Result<Vec<Launch>, DeviceError> {
         let library = &self.libraries[dispatch.kernel.library];
         let kernel = &library.kernels[dispatch.kernel.kernel];
-        let arguments = kernel
+        let mut arguments: Vec<u64> = kernel
             .arguments
             .iter()
             .map(|&index| {
@@ -220,17 +247,37 @@ impl Cuda {
                 self.address(binding.span)
             })
             .collect::<Result<_, _>>()?;
-        let shape = match kernel.native {
-            Some(variant) => (variant.shape)(&library.constants, dispatch),
-            None => native::Shape { grid: dispatch.grid, threads: dispatch.threads, shared: 0 },
+        let Some(native) = kernel.native(dispatch) else {
+            let (grid, threads) = (dispatch.grid, dispatch.threads);
+            return Ok(vec![Launch { function: kernel.translated, grid, threads, shared: 0, arguments }]);
         };
-        Ok(Launch {
-            function: kernel.function,
-            grid: shape.grid,
-            threads: shape.threads,
-            shared: shape.shared,
-            arguments,
-        })
+        let mut launches = Vec::new();
+        if let (Some(before), Some(function)) = (native.variant.before, native.before) {
+            let memory = self.between.as_ref().map_or(0, |buffer| buffer.address);
+            arguments.push(memory);
+            let shape = (before.shape)(&library.constants, dispatch);
+            launches.push(Launch::new(function, shape, arguments.clone()));
+        }
+        launches.push(Launch::new(native.function, (native.variant.shape)(&library.constants, dispatch), arguments));
+        Ok(launches)
+    }
+
+    /// Takes the memory that kernels before variants of a program need. Nothing is unfinished when it moves, and no program
+    /// that knew it is kept.
+    fn grow_between(&mut self, program: &Program) -> Result<(), DeviceError> {
+        let bytes = program.dispatches.iter().map(|dispatch| {
+            let library = &self.libraries[dispatch.kernel.library];
+            let native = library.kernels[dispatch.kernel.kernel].native(dispatch);
+            native.and_then(|n| n.variant.before).map_or(0, |before| (before.memory)(&library.constants, dispatch))
+        });
+        let bytes = bytes.max().unwrap_or(0);
+        if self.between.as_ref().map_or(0, |buffer| buffer.bytes) < bytes {
+            self.context.synchronize()?;
+            let old = self.between.replace(DeviceBuffer::new(&self.context, "factors of the scan", bytes)?);
+            // Graphs that were built with the old memory still use it.
+            self.outgrown.extend(old);
+        }
+        Ok(())
     }
 
     fn architecture(&self) -> String {
@@ -388,12 +435,14 @@ impl Driver for Cuda {
                 let entry = translated.entries.iter().find(|e| e.kernel.name == name);
                 let entry = entry.ok_or_else(|| failed("compilation", format!("no kernel {name}")))?;
                 let arguments = entry.kernel.buffers().iter().map(|b| b.index).collect();
-                let variant = serving.iter().copied().find(|v| v.kernel == name);
-                let function = match (variant, &native_module) {
-                    (Some(v), Some(native)) => native.function(&native::symbol(name), (v.most_shared)(&constants))?,
-                    _ => module.function(&entry.symbol, 0)?,
-                };
-                found.push(Kernel { function, arguments, native: variant });
+                let mut variants = Vec::new();
+                for variant in serving.iter().copied().filter(|v| v.kernel == name) {
+                    let Some(module) = &native_module else { break };
+                    let function = module.function(&variant.symbol(), (variant.most_shared)(&constants))?;
+                    let before = variant.before.map(|b| module.function(b.symbol, b.most_shared)).transpose()?;
+                    variants.push(Native { variant, function, before });
+                }
+                found.push(Kernel { translated: module.function(&entry.symbol, 0)?, arguments, native: variants });
             }
             let modules = [Some(module), native_module].into_iter().flatten().collect();
             self.libraries.push(Library { constants, kernels: found, _modules: modules });
@@ -404,14 +453,18 @@ impl Driver for Cuda {
 
     fn prepare(&mut self, program: &Arc<Program>) -> Result<ProgramId, DeviceError> {
         self.context.make_current()?;
-        let launches: Vec<Launch> = program.dispatches.iter().map(|d| self.launch(d)).collect::<Result<_, _>>()?;
-        let graph = Graph::new(&launches, &reduced(&program.edges), self.waiting())?;
+        self.grow_between(program)?;
+        let groups: Vec<Vec<Launch>> = program.dispatches.iter().map(|d| self.launches(d)).collect::<Result<_, _>>()?;
+        let edges = chained(&reduced(&program.edges), &groups.iter().map(Vec::len).collect::<Vec<_>>());
+        let launches: Vec<Launch> = groups.into_iter().flatten().collect();
+        let graph = Graph::new(&launches, &edges, self.waiting())?;
         self.programs.push(Prepared { program: program.clone(), graph });
         Ok(ProgramId(self.programs.len() as u32 - 1))
     }
 
     fn forget_programs(&mut self) {
         self.programs.clear();
+        self.outgrown.clear();
     }
 
     fn submit(&mut self, program: ProgramId) -> Result<(), DeviceError> {

@@ -10,6 +10,7 @@ use cudarc::driver::sys;
 use lily_model::device::DeviceError;
 
 use super::api::{Function, Stream, check};
+use super::native::Shape;
 
 /// For each node, the earlier ones it must wait for, without those that others imply.
 pub fn reduced(edges: &[Vec<usize>]) -> Vec<Vec<usize>> {
@@ -47,6 +48,32 @@ pub struct Launch {
     pub shared: u32,
     /// Device addresses that are its arguments.
     pub arguments: Vec<u64>,
+}
+
+impl Launch {
+    /// A launch of a given shape.
+    pub fn new(function: Function, shape: Shape, arguments: Vec<u64>) -> Self {
+        let Shape { grid, threads, shared } = shape;
+        Launch { function, grid, threads, shared, arguments }
+    }
+}
+
+/// Edges between launches, from those between dispatches of `lengths` launches each: the first launch of a dispatch waits
+/// for the last of those before it, the others for the one before them.
+pub fn chained(edges: &[Vec<usize>], lengths: &[usize]) -> Vec<Vec<usize>> {
+    let mut ends = Vec::with_capacity(lengths.len());
+    let mut out = Vec::new();
+    for (waits, &length) in edges.iter().zip(lengths) {
+        for place in 0..length {
+            let waits = match place {
+                0 => waits.iter().map(|&w: &usize| ends[w]).collect(),
+                _ => vec![out.len() - 1],
+            };
+            out.push(waits);
+        }
+        ends.push(out.len() - 1);
+    }
+    out
 }
 
 /// How a node may wait for the only one before it.
@@ -142,6 +169,12 @@ fn fill(graph: sys::CUgraph, launches: &[Launch], edges: &[Vec<usize>], waiting:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_dispatch_of_two_launches_is_waited_for_at_its_second() {
+        let edges = vec![vec![], vec![0], vec![0, 1]];
+        assert_eq!(chained(&edges, &[1, 2, 1]), vec![vec![], vec![0], vec![1], vec![0, 2]]);
+    }
 
     #[test]
     fn edges_that_follow_from_others_are_left_out_and_no_others() {

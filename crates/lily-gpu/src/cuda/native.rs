@@ -28,6 +28,9 @@ pub const FILES: &[(&str, &str)] = &files![
     "wgmma.cu",
     "gemm.cu",
     "attn_prefill.cu",
+    "gdn_scan.cu",
+    "gdn_step.cu",
+    "rows.cu",
 ];
 
 /// The integer constants of a library.
@@ -76,17 +79,38 @@ pub struct Shape {
 pub struct Variant {
     /// Kernel that it stands in for.
     pub kernel: &'static str,
+    /// Its own name: a kernel may have one variant for a few rows and one for many.
+    pub name: &'static str,
     /// Whether it can compute a model of these constants.
     pub serves: fn(&Constants) -> bool,
+    /// Whether it is the one for a dispatch of its kernel.
+    pub takes: fn(&Dispatch) -> bool,
     /// Its launch for a dispatch of the kernel.
     pub shape: fn(&Constants, &Dispatch) -> Shape,
     /// Dynamic shared memory it may ask for.
     pub most_shared: fn(&Constants) -> u32,
+    /// What runs just before it.
+    pub before: Option<Before>,
 }
 
-/// Name of a variant's function.
-pub fn symbol(kernel: &str) -> String {
-    format!("native_{kernel}")
+/// A kernel that runs just before a variant: both get the arguments of the dispatch and then memory that only they use.
+#[derive(Clone, Copy)]
+pub struct Before {
+    /// Name of its function.
+    pub symbol: &'static str,
+    /// Its launch.
+    pub shape: fn(&Constants, &Dispatch) -> Shape,
+    /// Dynamic shared memory it may ask for.
+    pub most_shared: u32,
+    /// Bytes of the memory between them.
+    pub memory: fn(&Constants, &Dispatch) -> u64,
+}
+
+impl Variant {
+    /// Name of its function.
+    pub fn symbol(&self) -> String {
+        format!("native_{}", self.name)
+    }
 }
 
 /// Inputs that a warp of a matvec multiplies.
@@ -157,58 +181,103 @@ fn down_serves(c: &Constants) -> bool {
     c.four_bits(&["SWITCH_DOWN"]) && wide_serves(c.get("INNER")) && c.get("HIDDEN").is_multiple_of(512)
 }
 
+/// Row tiles up to which the router's logits are computed a row at a time.
+const ROUTED_TILES: u32 = 4;
+
+fn router_serves(c: &Constants) -> bool {
+    c.eight_bits(&["GATE", "SHARED_GATE"])
+        && c.get("HIDDEN").is_multiple_of(512)
+        && c.get("HIDDEN") <= 2048
+        && c.get("EXPERTS").is_multiple_of(32)
+        && c.get("EXPERTS") <= 256
+        && c.get("TOP_K") <= 32
+        && c.get("ROW_TILE") == 4
+}
+
+/// Rows [32][hidden + 8] bf16, sums of their groups and logits in f32.
+fn router_shared(hidden: u32, experts: u32) -> u32 {
+    32 * ((hidden + 8) * 2 + (hidden / 64 + 1) * 4 + (experts + 4) * 4)
+}
+
 /// All variants.
 pub const VARIANTS: &[Variant] = &[
     Variant {
         kernel: "gdn_in_proj",
+        name: "gdn_in_proj",
+        takes: |_| true,
         serves: |c| c.four_bits(&["QKV", "Z", "B", "A"]) && matvec_serves(c.get("HIDDEN")) && c.get("ROW_TILE") == 4,
         shape: |c, d| {
             let outputs = ["CONV_DIM", "VALUE_DIM", "VALUE_HEADS", "VALUE_HEADS"].map(|n| c.get(n).div_ceil(16) * 16);
             matvec_shape(outputs.iter().sum(), c.get("HIDDEN"), d)
         },
         most_shared: |_| 0,
+        before: None,
     },
     Variant {
         kernel: "attn_in_proj",
+        name: "attn_in_proj",
+        takes: |_| true,
         serves: |c| c.four_bits(&["Q", "K", "V"]) && matvec_serves(c.get("HIDDEN")) && c.get("ROW_TILE") == 4,
         shape: |c, d| {
             let outputs = [2 * c.get("Q_DIM"), c.get("KV_DIM"), c.get("KV_DIM")].map(|n| n.div_ceil(16) * 16);
             matvec_shape(outputs.iter().sum(), c.get("HIDDEN"), d)
         },
         most_shared: |_| 0,
+        before: None,
     },
     Variant {
         kernel: "out_proj_norm_gdn",
+        name: "out_proj_norm_gdn",
+        takes: |_| true,
         serves: |c| c.four_bits(&["GDN_OUT"]) && matvec_serves(c.get("VALUE_DIM")) && c.get("ROW_TILE") == 4,
         shape: |c, d| matvec_shape(c.get("HIDDEN"), c.get("VALUE_DIM"), d),
         most_shared: |_| 0,
+        before: None,
     },
     Variant {
         kernel: "out_proj_norm_attn",
+        name: "out_proj_norm_attn",
+        takes: |_| true,
         serves: |c| c.four_bits(&["O"]) && matvec_serves(c.get("Q_DIM")) && c.get("ROW_TILE") == 4,
         shape: |c, d| matvec_shape(c.get("HIDDEN"), c.get("Q_DIM"), d),
         most_shared: |_| 0,
+        before: None,
     },
     Variant {
         kernel: "lm_head",
+        name: "lm_head",
+        takes: |_| true,
         serves: |c| c.four_bits(&["LM_HEAD"]) && matvec_serves(c.get("HIDDEN")) && c.get("ROW_TILE") == 4,
         shape: |c, d| matvec_shape(c.get("VOCAB"), c.get("HIDDEN"), d),
         most_shared: |_| 0,
+        before: None,
     },
     Variant {
         kernel: "router",
-        serves: |c| {
-            c.eight_bits(&["GATE", "SHARED_GATE"])
-                && c.get("HIDDEN").is_multiple_of(512)
-                && c.get("EXPERTS").is_multiple_of(32)
-                && c.get("TOP_K") <= 32
-                && c.get("ROW_TILE") == 4
-        },
+        name: "router",
+        takes: |d| d.grid[1] <= ROUTED_TILES,
+        serves: router_serves,
         shape: |c, d| Shape { grid: [c.get("EXPERTS") / 8 + 1, d.grid[1], 1], threads: 256, shared: 0 },
         most_shared: |_| 0,
+        before: None,
+    },
+    Variant {
+        kernel: "router",
+        name: "router_many",
+        takes: |d| d.grid[1] > ROUTED_TILES,
+        serves: router_serves,
+        shape: |c, d| Shape {
+            grid: [d.grid[1].div_ceil(8), 1, 1],
+            threads: 256,
+            shared: router_shared(c.get("HIDDEN"), c.get("EXPERTS")),
+        },
+        most_shared: |c| router_shared(c.get("HIDDEN"), c.get("EXPERTS")),
+        before: None,
     },
     Variant {
         kernel: "expert_gate_up",
+        name: "expert_gate_up",
+        takes: |_| true,
         serves: |c| {
             c.four_bits(&["SWITCH_GATE", "SWITCH_UP", "SHARED_GATE_PROJ", "SHARED_UP"])
                 && matvec_serves(c.get("HIDDEN"))
@@ -222,9 +291,12 @@ pub const VARIANTS: &[Variant] = &[
             shared: 0,
         },
         most_shared: |_| 0,
+        before: None,
     },
     Variant {
         kernel: "expert_down_norm",
+        name: "expert_down_norm",
+        takes: |_| true,
         serves: |c| {
             c.four_bits(&["SWITCH_DOWN", "SHARED_DOWN"])
                 && c.get("INNER") == PART
@@ -238,57 +310,84 @@ pub const VARIANTS: &[Variant] = &[
             shared: 0,
         },
         most_shared: |_| 0,
+        before: None,
     },
     Variant {
         kernel: "attn_decode",
+        name: "attn_decode",
+        takes: |_| true,
         serves: |c| c.get("HEAD_DIM") == 256 && c.get("PACKED") == 8,
         shape: |_, d| Shape { grid: d.grid, threads: 256, shared: 0 },
         most_shared: |_| 0,
+        before: None,
     },
     Variant {
         kernel: "attn_combine",
+        name: "attn_combine",
+        takes: |_| true,
         serves: |c| c.get("HEAD_DIM").is_multiple_of(64),
         shape: |c, d| Shape { grid: [d.grid[0], c.get("HEAD_DIM") / 64, d.grid[1]], threads: 256, shared: 0 },
         most_shared: |_| 0,
+        before: None,
     },
     Variant {
         kernel: "gdn_in_proj_gemm",
+        name: "gdn_in_proj_gemm",
+        takes: |_| true,
         serves: |c| c.four_bits(&["QKV", "Z", "B", "A"]) && gemm_serves(c.get("HIDDEN")),
         shape: |c, d| in_proj_gemm(c, &["CONV_DIM", "VALUE_DIM", "VALUE_HEADS", "VALUE_HEADS"].map(|n| c.get(n)), d),
         most_shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("HIDDEN")),
+        before: None,
     },
     Variant {
         kernel: "attn_in_proj_gemm",
+        name: "attn_in_proj_gemm",
+        takes: |_| true,
         serves: |c| c.four_bits(&["Q", "K", "V"]) && gemm_serves(c.get("HIDDEN")),
         shape: |c, d| in_proj_gemm(c, &[2 * c.get("Q_DIM"), c.get("KV_DIM"), c.get("KV_DIM")], d),
         most_shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("HIDDEN")),
+        before: None,
     },
     Variant {
         kernel: "out_proj_gemm_gdn",
+        name: "out_proj_gemm_gdn",
+        takes: |_| true,
         serves: |c| c.four_bits(&["GDN_OUT"]) && gemm_serves(c.get("VALUE_DIM")),
         shape: |c, d| out_proj_gemm(c, c.get("VALUE_DIM"), d),
         most_shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("VALUE_DIM")),
+        before: None,
     },
     Variant {
         kernel: "out_proj_gemm_attn",
+        name: "out_proj_gemm_attn",
+        takes: |_| true,
         serves: |c| c.four_bits(&["O"]) && gemm_serves(c.get("Q_DIM")),
         shape: |c, d| out_proj_gemm(c, c.get("Q_DIM"), d),
         most_shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("Q_DIM")),
+        before: None,
     },
     Variant {
         kernel: "grouped_gate_up_32",
+        name: "grouped_gate_up_32",
+        takes: |_| true,
         serves: gate_up_serves,
         shape: |c, d| grouped(c.get("INNER") / 256, 32, c.get("HIDDEN"), d),
         most_shared: |c| gemm_shared(32, 2 * GEMM_OUTPUTS, c.get("HIDDEN")),
+        before: None,
     },
     Variant {
         kernel: "grouped_gate_up_64",
+        name: "grouped_gate_up_64",
+        takes: |_| true,
         serves: gate_up_serves,
         shape: |c, d| grouped(c.get("INNER") / 256, 64, c.get("HIDDEN"), d),
         most_shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("HIDDEN")),
+        before: None,
     },
     Variant {
         kernel: "shared_gate_up",
+        name: "shared_gate_up",
+        takes: |_| true,
         serves: |c| {
             c.four_bits(&["SHARED_GATE_PROJ", "SHARED_UP"])
                 && wide_serves(c.get("HIDDEN"))
@@ -296,29 +395,41 @@ pub const VARIANTS: &[Variant] = &[
         },
         shape: |c, d| grouped(c.get("SHARED_INNER") / 256, 64, c.get("HIDDEN"), d),
         most_shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("HIDDEN")),
+        before: None,
     },
     Variant {
         kernel: "grouped_down_32",
+        name: "grouped_down_32",
+        takes: |_| true,
         serves: down_serves,
         shape: |c, d| grouped(c.get("HIDDEN") / 512, 32, c.get("INNER"), d),
         most_shared: |c| gemm_shared(32, 2 * GEMM_OUTPUTS, c.get("INNER")),
+        before: None,
     },
     Variant {
         kernel: "grouped_down_64",
+        name: "grouped_down_64",
+        takes: |_| true,
         serves: down_serves,
         shape: |c, d| grouped(c.get("HIDDEN") / 512, 64, c.get("INNER"), d),
         most_shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("INNER")),
+        before: None,
     },
     Variant {
         kernel: "shared_down",
+        name: "shared_down",
+        takes: |_| true,
         serves: |c| {
             c.four_bits(&["SHARED_DOWN"]) && gemm_serves(c.get("SHARED_INNER")) && c.get("HIDDEN").is_multiple_of(512)
         },
         shape: |c, d| grouped(c.get("HIDDEN") / 512, 64, c.get("SHARED_INNER"), d),
         most_shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("SHARED_INNER")),
+        before: None,
     },
     Variant {
         kernel: "attn_prefill",
+        name: "attn_prefill",
+        takes: |_| true,
         serves: |c| c.get("HEAD_DIM") == 256 && 128 % (c.get("Q_HEADS") / c.get("KV_HEADS").max(1)).max(1) == 0,
         shape: |c, d| {
             // Tiles of 8 * FLASH_SIMDS rows become tiles of 128.
@@ -326,8 +437,86 @@ pub const VARIANTS: &[Variant] = &[
             Shape { grid: [rows.div_ceil(128), d.grid[1], d.grid[2]], threads: 256, shared: ATTN_PREFILL_SHARED }
         },
         most_shared: |_| ATTN_PREFILL_SHARED,
+        before: None,
+    },
+    Variant {
+        kernel: "gdn_scan",
+        name: "gdn_scan",
+        takes: |_| true,
+        serves: |c| c.get("DK") == 128 && c.get("DV") == 128,
+        shape: |c, d| Shape { grid: [c.get("VALUE_HEADS"), 4, d.grid[2]], threads: 256, shared: SCAN_SHARED },
+        most_shared: |_| SCAN_SHARED,
+        before: Some(Before {
+            symbol: "native_gdn_scan_factors",
+            shape: |c, d| Shape {
+                grid: [scan_rows(c, d).div_ceil(64), c.get("VALUE_HEADS"), d.grid[2]],
+                threads: 128,
+                shared: SCAN_FACTORS_SHARED,
+            },
+            most_shared: SCAN_FACTORS_SHARED,
+            memory: |c, d| u64::from(scan_rows(c, d)) * u64::from(c.get("VALUE_HEADS")) * 512,
+        }),
+    },
+    Variant {
+        kernel: "gdn_step",
+        name: "gdn_step",
+        takes: |_| true,
+        serves: |c| c.get("DK") == 128 && c.get("DV") == 128,
+        shape: |c, d| Shape { grid: [4, c.get("VALUE_HEADS"), d.grid[1]], threads: 256, shared: 0 },
+        most_shared: |_| 0,
+        before: None,
+    },
+    Variant {
+        kernel: "combine",
+        name: "combine",
+        takes: |_| true,
+        serves: |c| c.get("HIDDEN").is_multiple_of(128) && c.get("HIDDEN") <= 4096 && c.get("TOP_K") <= 15,
+        shape: |c, d| Shape { grid: d.grid, threads: c.get("HIDDEN") / 4, shared: 0 },
+        most_shared: |_| 0,
+        before: None,
+    },
+    Variant {
+        kernel: "gdn_conv",
+        name: "gdn_conv",
+        takes: |_| true,
+        serves: |c| c.get("DK") == 128 && c.get("DV") == 128,
+        shape: |c, d| {
+            let heads = 2 * c.get("KEY_HEADS") + c.get("VALUE_HEADS");
+            Shape { grid: [heads.div_ceil(4), d.grid[1].div_ceil(8), 1], threads: 128, shared: 0 }
+        },
+        most_shared: |_| 0,
+        before: None,
+    },
+    Variant {
+        kernel: "route_place_32",
+        name: "route_place_32",
+        takes: |_| true,
+        serves: |c| c.get("TOP_K").is_multiple_of(4),
+        shape: |_, d| Shape { grid: d.grid, threads: 256, shared: 0 },
+        most_shared: |_| 0,
+        before: None,
+    },
+    Variant {
+        kernel: "route_place_64",
+        name: "route_place_64",
+        takes: |_| true,
+        serves: |c| c.get("TOP_K").is_multiple_of(4),
+        shape: |_, d| Shape { grid: d.grid, threads: 256, shared: 0 },
+        most_shared: |_| 0,
+        before: None,
     },
 ];
+
+/// Rows of a scan: those of its first argument, f32 `[rows, conv dim]`.
+fn scan_rows(c: &Constants, dispatch: &Dispatch) -> u32 {
+    let mixed = dispatch.bindings.iter().find(|b| b.index == 0).map_or(0, |b| b.span.bytes);
+    (mixed / 4 / u64::from(c.get("CONV_DIM").max(1))) as u32
+}
+
+/// Four tiles of keys [64][144], two of factors [64][80], the state [32][144] and two times [32][80], f32.
+const SCAN_SHARED: u32 = 4 * (4 * 64 * 144 + 2 * 64 * 80 + 32 * 144 + 2 * 32 * 80);
+/// Keys and queries [64][144] and the system [64][68], f32.
+const SCAN_FACTORS_SHARED: u32 = 4 * (2 * 64 * 144 + 64 * 68);
 
 /// Queries [128][256], two tiles of keys and two of values [64][256], bf16.
 const ATTN_PREFILL_SHARED: u32 = 128 * 512 + 4 * 64 * 512 + 1024;
@@ -342,7 +531,7 @@ pub fn source(library: &LibrarySource, constants: &Constants) -> String {
     let mut text = String::from("#define constant static __device__ const\n");
     text.push_str(library.parts.first().map_or("", |(_, text)| text.as_str()));
     for variant in serving(constants) {
-        text.push_str(&format!("#define NATIVE_{} 1\n", variant.kernel.to_uppercase()));
+        text.push_str(&format!("#define NATIVE_{} 1\n", variant.name.to_uppercase()));
     }
     for (name, file) in FILES {
         text.push_str(&format!("#line 1 \"{name}\"\n{file}\n"));
