@@ -79,6 +79,8 @@ pub(super) mod tolerance {
     pub const NONE: f32 = 0.0;
     /// f32 sums in another order.
     pub const SUM: f32 = 1e-5;
+    /// One step of an f32 recurrence: what is added is a difference of sums that may almost cancel.
+    pub const STEP: f32 = 1e-4;
     /// f32 recurrences over many rows.
     pub const RECURRENCE: f32 = 2e-4;
     /// A result rounded to bf16: half a unit of its last place, and the error of the sum before.

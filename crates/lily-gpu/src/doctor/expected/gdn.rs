@@ -58,7 +58,7 @@ impl Source<'_> {
                         "state",
                         state,
                         c.linear_key_head_dim,
-                        tolerance::SUM,
+                        tolerance::STEP,
                         self.final_states(&places, &states),
                     )
                     .output("output", output, value_dim, tolerance::BF16, Values::Bf16(result))
