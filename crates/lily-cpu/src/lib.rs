@@ -5,6 +5,7 @@
 
 mod device;
 mod exec;
+mod limits;
 mod memory;
 mod pool;
 pub mod reference;
@@ -12,6 +13,7 @@ mod simd;
 mod validate;
 
 pub use device::{CpuDevice, CpuOptions};
+pub use limits::{Limits, limits};
 
 /// How exactly a device computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

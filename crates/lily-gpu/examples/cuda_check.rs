@@ -1,6 +1,6 @@
 //! A model on the GPU against the CPU, and how long each kernel takes.
 //!
-//! `cuda_check MODEL_DIR [--prompt TEXT] [--rows N] [--decode N] [--reference f32|fast|none] [--profile CONTEXT,…]`: logits of a prompt of N rows and
+//! `cuda_check MODEL_DIR [--prompt TEXT] [--rows N] [--decode N] [--reference f32|fast|none] [--profile CONTEXT,…] [--translated]`: logits of a prompt of N rows and
 //! of N decoded tokens with native variants, with translated kernels alone and on the CPU; then greedy tokens of prompts cut in
 //! chunks; then the time of each kernel at the given contexts.
 
@@ -26,6 +26,7 @@ struct Arguments {
     decode: usize,
     reference: String,
     prompt: Option<String>,
+    kernels: Kernels,
     contexts: Vec<usize>,
 }
 
@@ -36,6 +37,7 @@ fn arguments() -> Outcome<Arguments> {
         decode: 20,
         reference: "f32".into(),
         prompt: None,
+        kernels: Kernels::Native,
         contexts: Vec::new(),
     };
     let mut given = std::env::args().skip(1);
@@ -45,6 +47,7 @@ fn arguments() -> Outcome<Arguments> {
             "--rows" => found.rows = value()?.parse()?,
             "--decode" => found.decode = value()?.parse()?,
             "--reference" => found.reference = value()?,
+            "--translated" => found.kernels = Kernels::Translated,
             "--prompt" => found.prompt = Some(value()?),
             "--profile" => found.contexts = value()?.split(',').map(str::parse).collect::<Result<_, _>>()?,
             _ => found.model = argument,
@@ -181,7 +184,7 @@ fn main() -> Outcome<()> {
     }
     for &context in &arguments.contexts {
         let rows = context.min(4096);
-        let mut device = open(Kernels::Native, capacity(context + 8, 4096))?;
+        let mut device = open(arguments.kernels, capacity(context + 8, 4096))?;
         let pages: Vec<PageId> = (0..(context + 8).div_ceil(256) as u32).map(PageId).collect();
         for (phase, start, rows) in [(Phase::Decode, context, 1), (Phase::Prefill, context - rows, rows)] {
             let segments = [Segment { slot: SlotId(0), start, rows, pages: &pages }];

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lily_gpu::cuda::{Kernels, Unit, machine_code, native, units};
+use lily_gpu::cuda::{Kernels, Unit, limits_unit, machine_code, native, units};
 use lily_gpu::roles::Libraries;
 use lily_gpu::route::MatrixRoute;
 use lily_gpu::source::{LibrarySource, WeightAlignment, library_source};
@@ -42,6 +42,11 @@ fn the_miniature_compiles_translated_and_with_the_variants_that_serve_it() {
     compiled(&native.unwrap());
     let serving = native::serving(&native::Constants::of(&source)).len();
     assert!(serving > 0 && serving < native::VARIANTS.len());
+}
+
+#[test]
+fn the_kernels_that_measure_the_limits_compile() {
+    compiled(&limits_unit());
 }
 
 #[test]

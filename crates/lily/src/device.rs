@@ -152,3 +152,28 @@ pub fn no_metal() -> anyhow::Error {
         std::env::consts::OS
     )
 }
+
+/// What a device could do, measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Bytes read from memory a second.
+    pub bandwidth: f64,
+    /// Operations of matrix products a second, in the form the device multiplies.
+    pub matrix_peak: f64,
+}
+
+/// Measures the limits of a device, where that is known how.
+pub fn limits(options: &ModelOptions) -> anyhow::Result<Option<Limits>> {
+    match resolved(options.device, Precision::Fast) {
+        DeviceKind::Auto | DeviceKind::Cpu => {
+            let all = std::thread::available_parallelism().map_or(1, usize::from);
+            let found = lily_cpu::limits(options.threads.map_or(all, usize::from));
+            Ok(Some(Limits { bandwidth: found.bandwidth, matrix_peak: 2.0 * found.products }))
+        }
+        DeviceKind::Cuda if lily_gpu::cuda::measures_limits() => {
+            let found = lily_gpu::cuda::limits()?;
+            Ok(Some(Limits { bandwidth: found.bandwidth, matrix_peak: found.matrix_peak }))
+        }
+        DeviceKind::Cuda | DeviceKind::Metal | DeviceKind::Emulated => Ok(None),
+    }
+}

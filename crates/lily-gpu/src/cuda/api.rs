@@ -125,6 +125,11 @@ impl Context {
         Ok((major * 10 + minor) as u32)
     }
 
+    /// Streaming multiprocessors.
+    pub fn multiprocessors(&self) -> Result<u32, DeviceError> {
+        Ok(self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32)
+    }
+
     /// Bytes that are free, and bytes in all.
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
         let (mut free, mut total) = (0, 0);

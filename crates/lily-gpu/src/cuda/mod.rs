@@ -8,14 +8,21 @@ mod api;
 mod compile;
 mod driver;
 mod graph;
+mod limits;
 pub mod native;
 mod weights;
 
 pub use compile::{Unit, machine_code};
 pub use driver::{Cuda, CudaOptions, KernelTime, Kernels, units};
+pub use limits::{Limits, limits, unit as limits_unit};
 pub use weights::Progress;
 
 /// Whether there is a GPU that this device can use.
 pub fn is_present() -> bool {
     api::Context::open(0).and_then(|context| context.capability()).is_ok_and(|capability| capability >= 80)
+}
+
+/// Whether [`limits`] knows how to measure this machine's GPU.
+pub fn measures_limits() -> bool {
+    api::Context::open(0).and_then(|context| context.capability()).is_ok_and(|found| found == native::CAPABILITY)
 }

@@ -50,10 +50,10 @@ pub(super) struct BenchArgs {
     /// Tokens of a prefill step [default: 512, on a GPU 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     chunk: Option<u32>,
-    /// Memory bandwidth of the device in GB/s: adds the share of it that decoding reaches
+    /// Memory bandwidth of the device in GB/s, of which decoding reaches a share [default: measured]
     #[arg(long, value_name = "GB/S", value_parser = positive)]
     bandwidth: Option<f64>,
-    /// Matrix peak of the device in TFLOP/s: adds the share of it that prefill reaches
+    /// Matrix peak of the device in TFLOP/s, of which prefill reaches a share [default: measured]
     #[arg(long, value_name = "TFLOP/S", value_parser = positive)]
     matrix_peak: Option<f64>,
     /// One JSON object instead of the table
@@ -68,6 +68,34 @@ fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
         _ => Err("accepted: a number above 0".into()),
+    }
+}
+
+/// What speeds are set beside.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// Bytes a second.
+    bandwidth: Option<f64>,
+    /// Operations a second.
+    matrix_peak: Option<f64>,
+}
+
+impl Limits {
+    /// The mean of what was measured just before and just after, or what was given.
+    fn between(before: Option<device::Limits>, after: Option<device::Limits>, args: &BenchArgs) -> Self {
+        let mean = |of: fn(device::Limits) -> f64| Some((of(before?) + of(after?)) / 2.0);
+        Limits {
+            bandwidth: args.bandwidth.map(|gb| gb * 1e9).or_else(|| mean(|l| l.bandwidth)),
+            matrix_peak: args.matrix_peak.map(|t| t * 1e12).or_else(|| mean(|l| l.matrix_peak)),
+        }
+    }
+}
+
+impl std::fmt::Display for Limits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let known = |value: Option<f64>| value.map_or("unknown".to_string(), |v| format!("{v:.2}"));
+        let (bandwidth, peak) = (known(self.bandwidth.map(|b| b / 1e9)), known(self.matrix_peak.map(|p| p / 1e12)));
+        write!(f, "{bandwidth} GB/s, {peak} TFLOP/s")
     }
 }
 
@@ -92,24 +120,32 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let longest = lengths.iter().copied().max().context("no prompt length fits the model's limit")? + decode;
     let chunk = args.chunk.map_or_else(|| device::prefill_rows(args.model.device, Precision::Fast), |n| n as usize);
     let capacity = device::capacity(&checkpoint, longest, Demand::single(chunk));
+    let before = device::limits(&args.model)?;
     let mut device = device::open(Arc::clone(&checkpoint), &args.model, Precision::Fast, capacity)?;
     let info = device.info();
     eprintln!("{}: {info}", source.name());
     let contract = Contract { vocab: checkpoint.model().config.vocab_size, chunk, decode, runs: args.runs as usize };
     let bar = progress::steps(lengths.len() * (contract.runs + 1));
-    let mut lines = Vec::with_capacity(lengths.len());
+    let mut results = Vec::with_capacity(lengths.len());
     for &length in &lengths {
-        let measured = measure::measure(device.as_mut(), contract, length, &bar)?;
-        let decode_bytes = decode_bytes(&checkpoint, length, info.activation_bytes, info.cache_bytes);
-        lines.push(Line {
-            bandwidth_share: args.bandwidth.map(|gb| measured.decode.median * decode_bytes / (gb * 1e9)),
-            matrix_share: args
-                .matrix_peak
-                .map(|t| measured.prefill.median * prefill_flops(checkpoint.model(), length) / (t * 1e12)),
-            measured,
-        });
+        results.push(measure::measure(device.as_mut(), contract, length, &bar)?);
     }
+    drop(device);
+    let limits = Limits::between(before, device::limits(&args.model)?, args);
+    let lines: Vec<Line> = results
+        .into_iter()
+        .map(|measured| {
+            let decode_bytes = decode_bytes(&checkpoint, measured.length, info.activation_bytes, info.cache_bytes);
+            let flops = prefill_flops(checkpoint.model(), measured.length);
+            Line {
+                bandwidth_share: limits.bandwidth.map(|limit| measured.decode.median * decode_bytes / limit),
+                matrix_share: limits.matrix_peak.map(|limit| measured.prefill.median * flops / limit),
+                measured,
+            }
+        })
+        .collect();
     bar.finish_and_clear();
+    eprintln!("limits: {limits}");
     if let Some(path) = &args.svg {
         let measured: Vec<&Measured> = lines.iter().map(|l| &l.measured).collect();
         std::fs::write(path, chart::svg(&format!("{} on {info}", source.name()), &measured))
