@@ -178,39 +178,51 @@ impl Cuda {
         names
     }
 
-    /// Microseconds that one dispatch of each kernel of a prepared program takes, with how many there are: all dispatches of
-    /// a kernel run one after another, so that a layer's weights are not found in a cache. Leaves state undefined.
+    /// Microseconds that one dispatch of each kernel of a prepared program takes, with how many there are. The program runs
+    /// dispatch by dispatch; where a kernel first comes up and its inputs are there, all its dispatches run one after
+    /// another, so that a layer's weights are not found in a cache. Leaves the states of sequences undefined.
     pub fn profile(&mut self, program: &Program) -> Result<Vec<KernelTime>, DeviceError> {
+        self.grow_between(program)?;
         let mut kinds: BTreeMap<(&'static str, usize), Vec<&Dispatch>> = BTreeMap::new();
         for dispatch in &program.dispatches {
             kinds.entry((dispatch.op, dispatch.kernel.kernel)).or_default().push(dispatch);
         }
-        let (start, end) = (Event::new(Timing::Timed)?, Event::new(Timing::Timed)?);
         let mut times = Vec::new();
-        for ((op, kernel), dispatches) in kinds {
-            let launches: Vec<Launch> = dispatches
-                .iter()
-                .map(|d| self.launches(d))
-                .collect::<Result<Vec<_>, _>>()?
-                .into_iter()
-                .flatten()
-                .collect();
-            let repeats = 64usize.div_ceil(launches.len());
-            let chain: Vec<Launch> = launches.iter().cycle().take(launches.len() * repeats).cloned().collect();
-            let edges: Vec<Vec<usize>> = (0..chain.len()).map(|i| i.checked_sub(1).into_iter().collect()).collect();
-            let graph = Graph::new(&chain, &edges, self.waiting())?;
-            let mut best = f64::INFINITY;
-            for _ in 0..4 {
-                start.record(&self.steps)?;
-                graph.launch(&self.steps)?;
-                end.record(&self.steps)?;
-                end.wait(op)?;
-                best = best.min(end.since(&start)? / (dispatches.len() * repeats) as f64);
+        for dispatch in &program.dispatches {
+            self.chain(&[dispatch], 1)?.launch(&self.steps)?;
+            let (op, kernel) = (dispatch.op, dispatch.kernel.kernel);
+            if let Some(dispatches) = kinds.remove(&(op, kernel)) {
+                let native = self.libraries[dispatch.kernel.library].kernels[kernel].native(dispatch).is_some();
+                let microseconds = self.time(op, &dispatches)?;
+                times.push(KernelTime { op, kernel, native, count: dispatches.len(), microseconds });
             }
-            let native = self.libraries[dispatches[0].kernel.library].kernels[kernel].native(dispatches[0]).is_some();
-            times.push(KernelTime { op, kernel, native, count: dispatches.len(), microseconds: best });
         }
+        self.steps.synchronize("profile")?;
         Ok(times)
+    }
+
+    /// A graph of dispatches one after another, `repeats` times.
+    fn chain(&self, dispatches: &[&Dispatch], repeats: usize) -> Result<Graph, DeviceError> {
+        let once: Vec<Vec<Launch>> = dispatches.iter().map(|d| self.launches(d)).collect::<Result<_, _>>()?;
+        let chain: Vec<Launch> = std::iter::repeat_n(once, repeats).flatten().flatten().collect();
+        let edges: Vec<Vec<usize>> = (0..chain.len()).map(|i| i.checked_sub(1).into_iter().collect()).collect();
+        Graph::new(&chain, &edges, self.waiting())
+    }
+
+    /// Microseconds of one of some dispatches.
+    fn time(&self, op: &'static str, dispatches: &[&Dispatch]) -> Result<f64, DeviceError> {
+        let repeats = 64usize.div_ceil(dispatches.len());
+        let graph = self.chain(dispatches, repeats)?;
+        let (start, end) = (Event::new(Timing::Timed)?, Event::new(Timing::Timed)?);
+        let mut best = f64::INFINITY;
+        for _ in 0..3 {
+            start.record(&self.steps)?;
+            graph.launch(&self.steps)?;
+            end.record(&self.steps)?;
+            end.wait(op)?;
+            best = best.min(end.since(&start)? / (dispatches.len() * repeats) as f64);
+        }
+        Ok(best)
     }
 
     fn waiting(&self) -> Waiting {

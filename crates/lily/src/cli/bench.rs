@@ -24,7 +24,7 @@ use measure::{Contract, Measured};
 #[derive(Debug, Args)]
 #[command(
     after_help = "The contract: token i of a prompt is ((i * 2654435761) mod 2^32) mod vocab; every run starts from an \
-                        empty state; one warm-up of the exact shape is not counted; prefill is prompt tokens / time to \
+                        empty state; two warm-ups of the exact shape are not counted; prefill is prompt tokens / time to \
                         the first token; decode is greedy. Medians over --runs. A run whose tokens differ from the \
                         others' is an error, not a result.\n\nExamples:\n  lily bench --model DIR\n  lily bench --model \
                         DIR --lengths 512,4096 --bandwidth 60 --json\n  lily bench --model DIR --svg speed.svg"
@@ -125,7 +125,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let info = device.info();
     eprintln!("{}: {info}", source.name());
     let contract = Contract { vocab: checkpoint.model().config.vocab_size, chunk, decode, runs: args.runs as usize };
-    let bar = progress::steps(lengths.len() * (contract.runs + 1));
+    let bar = progress::steps(lengths.len() * (contract.runs + measure::WARM_UPS));
     let mut results = Vec::with_capacity(lengths.len());
     for &length in &lengths {
         results.push(measure::measure(device.as_mut(), contract, length, &bar)?);
