@@ -1,13 +1,13 @@
 """Lily beside MLX-LM and llama.cpp under one contract: `python3 benchmarks/peers --lily target/release/lily --model DIR`.
 
-Token i of a prompt is ((i * 2654435761) mod 2^32) mod vocab; every run starts from an empty state after a warm-up of the same
-shape; prefill is prompt tokens / time to the first token; then 64 greedy tokens; medians of three. At each length the engines
+Token i of a prompt is ((i * 2654435761) mod 2^32) mod vocab; every run starts from an empty state after two warm-ups of the
+same shape; prefill is prompt tokens / time to the first token; then 64 greedy tokens; medians of three. At each length the engines
 take turns, because a shared machine drifts. Each engine runs in a process of its own.
 
 - Lily: `lily bench --json`.
 - MLX-LM: the same checkpoint bytes. pip install mlx-lm and mlx (Mac), mlx[cuda13] (NVIDIA) or mlx[cpu]; `--mlx-python` names the
   interpreter that has them.
-- llama.cpp: a GGUF of the same model, by `--llama-bench PATH` (its llama-bench) or `--llama-python PYTHON` (an interpreter with
+- llama.cpp: a GGUF of the same model, by `--llama-bench PATH` (its llama-bench, which reads random tokens and gives no digest) or `--llama-python PYTHON` (an interpreter with
   llama-cpp-python, built for the device).
 
 Writes results as JSON (`--out`), prints one table, and draws one chart (`--svg`)."""
@@ -15,6 +15,7 @@ Writes results as JSON (`--out`), prints one table, and draws one chart (`--svg`
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -28,7 +29,7 @@ def run(command):
     """Standard output of a command; its own words if it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
-        raise SystemExit(f"failed with {done.returncode}: {' '.join(command)}")
+        raise RuntimeError(f"failed with {done.returncode}: {' '.join(command)}")
     return done.stdout
 
 
@@ -51,7 +52,7 @@ def llama_bench(args, length):
     common = [args.llama_bench, "-m", args.gguf, "-r", str(args.runs), "-fa", "1", "-ngl", "99", "-o", "json"]
     prefill = json.loads(run(common + ["-p", str(length), "-n", "0"]))
     decode = json.loads(run(common + ["-p", "0", "-n", str(args.decode), "-d", str(length)]))
-    return {"prefill": prefill[-1]["avg_ts"], "decode": decode[-1]["avg_ts"]}
+    return {"prefill": statistics.median(prefill[-1]["samples_ts"]), "decode": statistics.median(decode[-1]["samples_ts"])}
 
 
 def engines(args):
@@ -102,15 +103,19 @@ def main():
     for length in args.lengths:
         row = {"length": length, "engines": {}}
         for name, measure in chosen:
-            row["engines"][name] = measure(args, length)
-            found = row["engines"][name]
+            try:
+                found = measure(args, length)
+            except RuntimeError as error:
+                print(f"{length} {name}: {error}", file=sys.stderr)
+                continue
+            row["engines"][name] = found
             print(f"{length} {name}: prefill {found['prefill']:.1f}, decode {found['decode']:.1f}", file=sys.stderr)
         results.append(row)
+        if args.out:
+            with open(args.out, "w") as file:
+                json.dump({"model": args.model, "decode": args.decode, "runs": args.runs, "results": results}, file, indent=1)
     names = [name for name, _ in chosen]
     print(table(results, names))
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump({"model": args.model, "decode": args.decode, "runs": args.runs, "results": results}, file, indent=1)
     if args.svg:
         with open(args.svg, "w") as file:
             file.write(chart.svg(results, names))

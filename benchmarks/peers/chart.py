@@ -34,6 +34,8 @@ def panel(top, key, results, names):
         out.append(f'<text x="{x(length):.1f}" y="{top + PANEL + 18}" text-anchor="middle">{length}</text>')
     for name, color in zip(names, COLORS):
         points = [(x(r["length"]), y(r["engines"][name][key])) for r in results if name in r["engines"]]
+        if not points:
+            continue
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         out.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
         out += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{color}"/>' for a, b in points]

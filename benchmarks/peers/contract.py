@@ -11,14 +11,14 @@ def prompt(length, vocab):
 
 
 def measure(start, step, ids, decode, runs):
-    """Medians over `runs` after one run that does not count.
+    """Medians over `runs` after two runs that do not count.
 
     start(ids) begins an empty state, reads the prompt and gives the first token when it is there; step(token) gives the next.
     Prints one JSON object: prefill and decode in tokens per second, and the tokens' digest. Tokens that change between runs
     are an error.
     """
     prefill, rates, seen = [], [], set()
-    for turn in range(runs + 1):
+    for turn in range(runs + 2):
         begin = time.perf_counter()
         token = start(ids)
         first = time.perf_counter()
@@ -26,11 +26,14 @@ def measure(start, step, ids, decode, runs):
         for _ in range(decode):
             tokens.append(step(tokens[-1]))
         end = time.perf_counter()
-        if turn > 0:
+        seen.add(tuple(tokens))
+        if turn > 1:
             prefill.append(len(ids) / (first - begin))
             rates.append(decode / (end - first))
-            seen.add(tuple(tokens))
     if len(seen) != 1:
         raise SystemExit(f"prompt length {len(ids)}: the tokens changed between runs")
-    digest = f"{hash(next(iter(seen))) & (2**64 - 1):016x}"
-    print(json.dumps({"prefill": statistics.median(prefill), "decode": statistics.median(rates), "digest": digest}))
+    # FNV-1a over the decoded tokens, as `lily bench` has it.
+    digest = 0xCBF29CE484222325
+    for byte in b"".join(token.to_bytes(4, "little") for token in next(iter(seen))[1:]):
+        digest = (digest ^ byte) * 0x100000001B3 % 2**64
+    print(json.dumps({"prefill": statistics.median(prefill), "decode": statistics.median(rates), "digest": f"{digest:016x}"}))

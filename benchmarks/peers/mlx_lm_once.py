@@ -2,11 +2,13 @@
 
 import sys
 
+from pathlib import Path
+
 import contract
 import mlx.core as mx
+from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from pathlib import Path
 
 # Tokens of a prefill step: mlx-lm's own default.
 CHUNK = 2048
@@ -19,17 +21,19 @@ def main():
     state = {}
 
     def start(ids):
-        state["cache"] = make_prompt_cache(model)
-        tokens = mx.array(ids)
-        logits = None
-        for at in range(0, len(ids), CHUNK):
-            logits = model(tokens[None, at : at + CHUNK], cache=state["cache"])
-            mx.eval([c.state for c in state["cache"]])
-        return int(mx.argmax(logits[0, -1]).item())
+        # mlx-lm's own loop: it submits a step before it has read the token of the one before.
+        state["steps"] = generate_step(
+            mx.array(ids),
+            model,
+            max_tokens=decode + 1,
+            sampler=lambda x: mx.argmax(x, axis=-1),
+            prompt_cache=make_prompt_cache(model),
+            prefill_step_size=CHUNK,
+        )
+        return int(next(state["steps"])[0])
 
-    def step(token):
-        logits = model(mx.array([[token]]), cache=state["cache"])
-        return int(mx.argmax(logits[0, -1]).item())
+    def step(_token):
+        return int(next(state["steps"])[0])
 
     contract.measure(start, step, contract.prompt(length, vocab), decode, runs)
 

@@ -7,12 +7,13 @@ use std::time::Instant;
 pub struct Limits {
     /// Bytes read from memory a second.
     pub bandwidth: f64,
-    /// Multiply-adds of 16-bit integers a second, the fast path's own.
+    /// Multiply-adds of integers a second: of 16 bits, as the fast path multiplies, where SIMD lanes are known; else of 32.
     pub products: f64,
 }
 
-/// Measures what `threads` threads reach; takes about a second.
+/// Measures what `threads` threads (at least one) reach; takes about a second.
 pub fn limits(threads: usize) -> Limits {
+    let threads = threads.max(1);
     const WORDS: usize = 1 << 26;
     let on_all = |work: &(dyn Fn(usize) -> u64 + Sync)| {
         let start = Instant::now();

@@ -50,6 +50,7 @@ fn arguments() -> Outcome<Arguments> {
             "--translated" => found.kernels = Kernels::Translated,
             "--prompt" => found.prompt = Some(value()?),
             "--profile" => found.contexts = value()?.split(',').map(str::parse).collect::<Result<_, _>>()?,
+            other if other.starts_with("--") => return Err(format!("unknown option {other}").into()),
             _ => found.model = argument,
         }
     }
@@ -163,7 +164,8 @@ fn main() -> Outcome<()> {
         let precision = match arguments.reference.as_str() {
             "f32" => Some(Precision::F32),
             "fast" => Some(Precision::Fast),
-            _ => None,
+            "none" => None,
+            other => return Err(format!("--reference {other} (accepted: f32, fast, none)").into()),
         };
         if let Some(precision) = precision {
             let options = CpuOptions { threads: 0, precision, capacity: sizes };
@@ -202,10 +204,9 @@ fn main() -> Outcome<()> {
                 device.wait()?;
             }
             let program = device.program(StepShape::of(&step, 0));
-            let times = device.driver_mut().profile(&program)?;
+            let mut times = device.driver_mut().profile(&program)?;
             let sum: f64 = times.iter().map(|t| t.microseconds * t.count as f64).sum();
             println!("{phase:?} of {rows} rows from {start}: {sum:.0} µs in {} dispatches", program.dispatches.len());
-            let mut times = times;
             times.sort_by(|a, b| (b.microseconds * b.count as f64).total_cmp(&(a.microseconds * a.count as f64)));
             for t in times {
                 let kind = if t.native { "native" } else { "translated" };

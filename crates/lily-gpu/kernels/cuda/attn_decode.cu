@@ -2,7 +2,6 @@
 // key is read once for all of them. Weights of the softmax go in as a sum of two bf16, in the rows that 8 heads leave free.
 
 #if defined(NATIVE_ATTN_DECODE) || defined(NATIVE_ATTN_COMBINE)
-#define PAGE 256
 #define PARTIAL (Q_HEADS * (HEAD_DIM + 2))
 #endif
 

@@ -3,7 +3,6 @@
 // the values of this one are summed, and their softmax while the tensor core is at the sums.
 
 #ifdef NATIVE_ATTN_PREFILL
-#define PAGE 256
 #define FLASH_HEADS (Q_HEADS / KV_HEADS)
 #define KEY_TILE 64
 // Blocks of 64 dims: rows of 128 bytes, swizzled.

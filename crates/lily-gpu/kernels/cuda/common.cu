@@ -6,6 +6,10 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// Tokens of a page of the KV cache, and taps of the convolution.
+#define PAGE 256
+#define CONV_TAPS 4
+
 #define FN static __device__ __forceinline__
 
 // Counts of the step, and one row of it: as in common.metal.
@@ -30,8 +34,8 @@ FN u32 bf16_pair(float low, float high) {
 }
 FN u16 to_bf16(float value) { return (u16)bf16_pair(value, 0.0f); }
 
-FN float exp_fast(float x) { return __expf(x); }
 FN float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+FN float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 FN float silu(float x) { return x / (1.0f + expf(-x)); }
 
 FN float warp_sum(float v) {
@@ -64,8 +68,8 @@ FN void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Dynamic shared memory; tiles start at multiples of 1,024 bytes of it.
-extern __shared__ u8 arena_raw[];
+// Dynamic shared memory. Products of a warpgroup round its start up to 1,024 bytes themselves.
+extern __shared__ __align__(128) u8 arena_raw[];
 
 FN u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 

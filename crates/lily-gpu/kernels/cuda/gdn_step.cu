@@ -2,18 +2,17 @@
 // `enter`: the grids before this one in the step touch neither. The blocks meet once, for the norm.
 
 #ifdef NATIVE_GDN_STEP
-#define CONV_TAPS 4
 #define STEP_ROWS 32
 
 FN float convolved(float4 taps, float now, float before0, float before1, float before2) {
     return silu(fmaf(taps.w, now, fmaf(taps.z, before0, fmaf(taps.y, before1, taps.x * before2))));
 }
 
-FN float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
-
 // Adds up a value of each block of the cluster, in every thread of each.
 FN float cluster_sum(float value, u32 rank) {
     __shared__ float parts[4];
+    // The others must have started before their memory is written.
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x == 0) {
         for (u32 other = 0; other < 4; other++) {
             u32 to;
@@ -21,6 +20,7 @@ FN float cluster_sum(float value, u32 rank) {
             asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
         }
     }
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
     return parts[0] + parts[1] + parts[2] + parts[3];
 }
@@ -35,6 +35,7 @@ extern "C" __global__ void __attribute__((cluster_dims(4, 1, 1))) __launch_bound
     u32 part = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
     let_next_start();
     if (row >= step->rows) return;
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     u32 key_head = head / (VALUE_HEADS / KEY_HEADS);
     Row at = rows[row];
     bool stores_keys = part == 0 && head % (VALUE_HEADS / KEY_HEADS) == 0;

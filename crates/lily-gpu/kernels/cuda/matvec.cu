@@ -159,6 +159,7 @@ FN void project(
 #define TILES(OUTPUTS) (((OUTPUTS) + 15) / 16)
 
 #ifdef NATIVE_GDN_IN_PROJ
+// Six blocks a multiprocessor hold all 772 blocks of the published geometry at once.
 extern "C" __global__ void __launch_bounds__(HIDDEN / PART * 32, HIDDEN == 2048 ? 6 : 1) native_gdn_in_proj(
     const u32 *qkv, const u16 *qkv_s, const u16 *qkv_b, const u32 *z, const u16 *z_s, const u16 *z_b, const u32 *b,
     const u16 *b_s, const u16 *b_b, const u32 *a, const u16 *a_s, const u16 *a_b, const u16 *input, const Step *step,

@@ -37,7 +37,6 @@ extern "C" __global__ void __launch_bounds__(HIDDEN / 4) native_combine(
 #endif
 
 #ifdef NATIVE_GDN_CONV
-#define CONV_TAPS 4
 // Rows that a warp walks with the inputs before them in registers.
 #define CONV_ROWS 8
 
@@ -84,9 +83,7 @@ extern "C" __global__ void __launch_bounds__(128) native_gdn_conv(
         } else if (lane == 0) {
             u32 h = head - 2 * KEY_HEADS;
             const float *in = ba + (u64)row * (2 * VALUE_HEADS);
-            float x = in[VALUE_HEADS + h] + dt_bias[h];
-            float softened = fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
-            gates[(u64)row * (2 * VALUE_HEADS) + h] = expf(-expf(a_log[h]) * softened);
+            gates[(u64)row * (2 * VALUE_HEADS) + h] = expf(-expf(a_log[h]) * softplus(in[VALUE_HEADS + h] + dt_bias[h]));
             gates[(u64)row * (2 * VALUE_HEADS) + VALUE_HEADS + h] = sigmoid(in[h]);
         }
         *(float4 *)(mixed + (u64)row * CONV_DIM + channel) = v;
@@ -123,7 +120,7 @@ FN void route_place(
         u32 at = base + lane * 4;
         uint4 v = {EXPERTS, EXPERTS, EXPERTS, EXPERTS};
         if (at < to) v = *(const uint4 *)(experts + at);
-        found += (v.x == expert) + (v.y == expert && at + 1 < to) + (v.z == expert && at + 2 < to) + (v.w == expert && at + 3 < to);
+        found += (v.x == expert) + (v.y == expert) + (v.z == expert) + (v.w == expert);
     }
     found = __reduce_add_sync(~0u, found);
     if (lane == 0) parts[warp] = found;
@@ -147,8 +144,7 @@ FN void route_place(
         u32 at = base + lane * 4;
         uint4 v = {EXPERTS, EXPERTS, EXPERTS, EXPERTS};
         if (at < to) v = *(const uint4 *)(experts + at);
-        u32 hits = (v.x == expert) | (v.y == expert && at + 1 < to) << 1 | (v.z == expert && at + 2 < to) << 2 |
-                   (v.w == expert && at + 3 < to) << 3;
+        u32 hits = (v.x == expert) | (v.y == expert) << 1 | (v.z == expert) << 2 | (v.w == expert) << 3;
         if (!__any_sync(~0u, hits)) continue;
         u32 count = __popc(hits), rank = count;
         for (int o = 1; o < 32; o <<= 1) {

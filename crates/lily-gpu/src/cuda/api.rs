@@ -11,8 +11,8 @@ use lily_model::device::DeviceError;
 /// Name of the device in messages.
 pub const NAME: &str = "cuda";
 
-/// Driver version (major * 1000 + minor * 10) from which on graphs have programmatic edges.
-pub const LEAST_DRIVER: i32 = 12030;
+/// Driver version (major * 1000 + minor * 10) from which on every call used here is there.
+pub const LEAST_DRIVER: i32 = 12080;
 
 /// An error of a driver call.
 pub fn failed(op: &str, reason: impl Into<String>) -> DeviceError {
@@ -52,42 +52,72 @@ unsafe impl Send for Context {}
 // SAFETY: as above; the driver API is thread-safe.
 unsafe impl Sync for Context {}
 
+/// Finds device `index`, without making anything of it.
+///
+/// # Errors
+/// No driver, a driver older than [`LEAST_DRIVER`], or no such device.
+fn find(index: i32) -> Result<sys::CUdevice, DeviceError> {
+    let unsupported = |what: &str, value: String, accepted: &str| DeviceError::Unsupported {
+        device: NAME,
+        what: what.into(),
+        value,
+        accepted: accepted.into(),
+    };
+    // SAFETY: looks for a library by name, no more.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(unsupported("NVIDIA driver", "not installed".into(), "libcuda.so of driver 570 or later"));
+    }
+    let (mut version, mut count, mut device) = (0, 0, 0);
+    // SAFETY: the calls write one integer each.
+    unsafe {
+        check("cuInit", sys::cuInit(0))?;
+        check("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
+        check("cuDeviceGetCount", sys::cuDeviceGetCount(&mut count))?;
+    }
+    if version < LEAST_DRIVER {
+        let text = format!("for CUDA {}.{}", version / 1000, version % 1000 / 10);
+        return Err(unsupported("NVIDIA driver", text, "CUDA 12.8 or later"));
+    }
+    if index >= count {
+        return Err(unsupported("number of NVIDIA GPUs", count.to_string(), "at least 1"));
+    }
+    // SAFETY: writes one handle.
+    check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, index) })?;
+    Ok(device)
+}
+
+fn attribute_of(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
+    let mut value = 0;
+    // SAFETY: writes one integer.
+    check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
+    Ok(value)
+}
+
+fn capability_of(device: sys::CUdevice) -> Result<u32, DeviceError> {
+    use sys::CUdevice_attribute as A;
+    let major = attribute_of(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute_of(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok((major * 10 + minor) as u32)
+}
+
+/// Compute capability of device `index`, major * 10 + minor.
+///
+/// # Errors
+/// As [`Context::open`].
+pub fn capability(index: i32) -> Result<u32, DeviceError> {
+    capability_of(find(index)?)
+}
+
 impl Context {
     /// Opens device `index`.
     ///
     /// # Errors
     /// No driver, a driver older than [`LEAST_DRIVER`], or no such device.
     pub fn open(index: i32) -> Result<Self, DeviceError> {
-        let unsupported = |what: &str, value: String, accepted: &str| DeviceError::Unsupported {
-            device: NAME,
-            what: what.into(),
-            value,
-            accepted: accepted.into(),
-        };
-        // SAFETY: looks for a library by name, no more.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(unsupported("NVIDIA driver", "not installed".into(), "libcuda.so of driver 545 or later"));
-        }
-        let (mut version, mut count) = (0, 0);
-        // SAFETY: both calls write one integer.
-        unsafe {
-            check("cuInit", sys::cuInit(0))?;
-            check("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
-            check("cuDeviceGetCount", sys::cuDeviceGetCount(&mut count))?;
-        }
-        if version < LEAST_DRIVER {
-            let text = format!("for CUDA {}.{}", version / 1000, version % 1000 / 10);
-            return Err(unsupported("NVIDIA driver", text, "CUDA 12.3 or later"));
-        }
-        if index >= count {
-            return Err(unsupported("number of NVIDIA GPUs", count.to_string(), "at least 1"));
-        }
-        let (mut device, mut context) = (0, ptr::null_mut());
-        // SAFETY: both calls write one handle.
-        unsafe {
-            check("cuDeviceGet", sys::cuDeviceGet(&mut device, index))?;
-            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
-        }
+        let device = find(index)?;
+        let mut context = ptr::null_mut();
+        // SAFETY: writes one handle.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
         let context = Context { device, context };
         context.make_current()?;
         Ok(context)
@@ -109,25 +139,15 @@ impl Context {
         }
     }
 
-    /// An attribute of the device.
-    pub fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
-        let mut value = 0;
-        // SAFETY: writes one integer.
-        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.device) })?;
-        Ok(value)
-    }
-
     /// Compute capability, major * 10 + minor.
     pub fn capability(&self) -> Result<u32, DeviceError> {
-        use sys::CUdevice_attribute as A;
-        let major = self.attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = self.attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        Ok((major * 10 + minor) as u32)
+        capability_of(self.device)
     }
 
     /// Streaming multiprocessors.
     pub fn multiprocessors(&self) -> Result<u32, DeviceError> {
-        Ok(self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32)
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        Ok(attribute_of(self.device, attribute)? as u32)
     }
 
     /// Bytes that are free, and bytes in all.
@@ -300,7 +320,7 @@ pub struct Event(sys::CUevent);
 unsafe impl Send for Event {}
 
 impl Event {
-    /// An event; `timed` ones can be subtracted.
+    /// An event; with [`Timing::Timed`] it can be subtracted from another.
     pub fn new(timing: Timing) -> Result<Self, DeviceError> {
         let flags = match timing {
             Timing::Timed => 0,

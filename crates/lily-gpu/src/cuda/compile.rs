@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr;
 
 use cudarc::nvrtc::sys;
@@ -29,7 +29,7 @@ pub struct Unit {
 /// NVRTC is not installed, or refuses the text; then with its log.
 pub fn machine_code(unit: &Unit) -> Result<Vec<u8>, DeviceError> {
     let path = cached_at(unit);
-    if let Some(code) = path.as_ref().and_then(|path| std::fs::read(path).ok()) {
+    if let Some(code) = path.as_deref().and_then(kept) {
         return Ok(code);
     }
     // SAFETY: looks for a library by name, no more.
@@ -51,13 +51,30 @@ pub fn machine_code(unit: &Unit) -> Result<Vec<u8>, DeviceError> {
     Ok(code)
 }
 
-fn keep(path: &PathBuf, code: &[u8]) -> std::io::Result<()> {
+/// What a file of the cache holds, if it is whole: machine code and then its checksum.
+fn kept(path: &Path) -> Option<Vec<u8>> {
+    let mut code = std::fs::read(path).ok()?;
+    let sum = code.split_off(code.len().checked_sub(8)?);
+    (code.starts_with(b"\x7fELF") && sum == checksum(&code)).then_some(code)
+}
+
+fn checksum(code: &[u8]) -> [u8; 8] {
+    let mut hasher = DefaultHasher::new();
+    code.hash(&mut hasher);
+    hasher.finish().to_le_bytes()
+}
+
+fn keep(path: &Path, code: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
     let partial = path.with_extension(format!("{}.partial", std::process::id()));
-    std::fs::write(&partial, code)?;
-    std::fs::rename(partial, path)
+    let written =
+        std::fs::write(&partial, [code, &checksum(code)].concat()).and_then(|()| std::fs::rename(&partial, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(partial);
+    }
+    written
 }
 
 fn cached_at(unit: &Unit) -> Option<PathBuf> {
@@ -119,5 +136,24 @@ fn status(op: &str, result: sys::nvrtcResult) -> Result<(), DeviceError> {
     match result {
         sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
         other => Err(failed(op, format!("{other:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_the_cache_that_is_not_whole_counts_as_not_there() {
+        let folder = std::env::temp_dir().join(format!("lily-cubin-{}", std::process::id()));
+        let path = folder.join("a.cubin");
+        keep(&path, b"\x7fELF code").unwrap();
+        assert_eq!(kept(&path).as_deref(), Some(&b"\x7fELF code"[..]));
+        let whole = std::fs::read(&path).unwrap();
+        for length in 0..whole.len() {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            assert_eq!(kept(&path), None, "{length} bytes");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -164,11 +164,6 @@ impl Cuda {
         })
     }
 
-    /// Bytes of device memory that are free, and bytes in all.
-    pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
-        self.context.memory()
-    }
-
     /// Names of the kernels that run as native variants.
     pub fn native_kernels(&self) -> Vec<&'static str> {
         let all = self.libraries.iter().flat_map(|l| &l.kernels);
@@ -182,6 +177,7 @@ impl Cuda {
     /// dispatch by dispatch; where a kernel first comes up and its inputs are there, all its dispatches run one after
     /// another, so that a layer's weights are not found in a cache. Leaves the states of sequences undefined.
     pub fn profile(&mut self, program: &Program) -> Result<Vec<KernelTime>, DeviceError> {
+        self.context.make_current()?;
         self.grow_between(program)?;
         let mut kinds: BTreeMap<(&'static str, usize), Vec<&Dispatch>> = BTreeMap::new();
         for dispatch in &program.dispatches {
@@ -241,7 +237,10 @@ impl Cuda {
             .buffers
             .get(&span.buffer)
             .ok_or_else(|| failed("memory", format!("buffer {} is gone", span.buffer.0)))?;
-        debug_assert!(span.offset + span.bytes <= buffer.bytes);
+        if span.offset + span.bytes > buffer.bytes {
+            let reason = format!("{} bytes from {} on of a buffer of {}", span.bytes, span.offset, buffer.bytes);
+            return Err(failed("memory", reason));
+        }
         Ok(buffer.address + span.offset)
     }
 
@@ -274,8 +273,8 @@ impl Cuda {
         Ok(launches)
     }
 
-    /// Takes the memory that kernels before variants of a program need. Nothing is unfinished when it moves, and no program
-    /// that knew it is kept.
+    /// Takes the memory that kernels before variants of a program need. Programs prepared before keep what they knew until they
+    /// are forgotten.
     fn grow_between(&mut self, program: &Program) -> Result<(), DeviceError> {
         let bytes = program.dispatches.iter().map(|dispatch| {
             let library = &self.libraries[dispatch.kernel.library];
@@ -292,12 +291,6 @@ impl Cuda {
         Ok(())
     }
 
-    fn architecture(&self) -> String {
-        // Machine code of a capability with its own instructions runs on that capability alone, which is what is wanted.
-        let suffix = if self.capability >= 90 { "a" } else { "" };
-        format!("sm_{}{suffix}", self.capability)
-    }
-
     /// Sends what the host wrote since the last step.
     fn send_inputs(&mut self) -> Result<(), DeviceError> {
         let mut sent = false;
@@ -305,11 +298,12 @@ impl Cuda {
             if shadow.dirty.is_empty() {
                 continue;
             }
-            let range = std::mem::take(&mut shadow.dirty);
+            let range = shadow.dirty.clone();
             let to = self.buffers[id].address + range.start as u64;
             // SAFETY: the shadow lives as long as the driver; it is written again only when the step that reads the
             // device's copy has been waited for.
             unsafe { self.inputs.upload(to, &shadow.host.bytes()[range])? };
+            shadow.dirty = 0..0;
             sent = true;
         }
         if sent {
@@ -335,7 +329,11 @@ pub struct KernelTime {
     pub microseconds: f64,
 }
 
-/// The two texts of a library for a GPU: translated kernels, and native variants where any serves.
+/// What is compiled of a library for a GPU: the translated kernels, and native variants where any serves; and what the
+/// translation knows of its kernels.
+///
+/// # Errors
+/// The source does not follow the subset that can be translated.
 pub fn units(
     source: &LibrarySource,
     capability: u32,
@@ -346,6 +344,7 @@ pub fn units(
         unit = unit.with(*name, text.clone());
     }
     let translated = msl::cuda::translate(&unit).map_err(|e| failed("translation", e.to_string()))?;
+    // Machine code with a capability's own instructions runs on that capability alone, which is what is wanted.
     let architecture = format!("sm_{capability}{}", if capability >= 90 { "a" } else { "" });
     let mut options: Vec<String> = NVRTC_OPTIONS.iter().map(ToString::to_string).collect();
     if capability >= 90 {
@@ -391,6 +390,8 @@ impl Driver for Cuda {
     }
 
     fn release(&mut self, buffer: BufferId) {
+        // Memory is given back to the current context; without one it would stay taken.
+        let _ = self.context.make_current();
         self.buffers.remove(&buffer);
         self.shadows.remove(&buffer);
     }
@@ -426,7 +427,6 @@ impl Driver for Cuda {
         let start = Instant::now();
         for source in libraries {
             let (translation, native_unit, translated) = units(source, self.capability, self.options.kernels)?;
-            debug_assert_eq!(translation.architecture, self.architecture());
             let (code, native_code) = std::thread::scope(|scope| {
                 let native = native_unit.as_ref().map(|unit| scope.spawn(|| machine_code(unit)));
                 let code = machine_code(&translation)?;
@@ -475,6 +475,7 @@ impl Driver for Cuda {
     }
 
     fn forget_programs(&mut self) {
+        let _ = self.context.make_current();
         self.programs.clear();
         self.outgrown.clear();
     }
@@ -482,13 +483,17 @@ impl Driver for Cuda {
     fn submit(&mut self, program: ProgramId) -> Result<(), DeviceError> {
         self.context.make_current()?;
         self.send_inputs()?;
-        let prepared = &self.programs[program.0 as usize];
-        prepared.graph.launch(&self.steps)?;
         let end = match self.spare.pop() {
             Some(event) => event,
             None => Event::new(Timing::Untimed)?,
         };
-        end.record(&self.steps)?;
+        let prepared = &self.programs[program.0 as usize];
+        prepared.graph.launch(&self.steps)?;
+        if let Err(error) = end.record(&self.steps) {
+            // A step that nobody waits for must not be left running.
+            self.steps.synchronize("step")?;
+            return Err(error);
+        }
         self.unfinished.push_back(end);
         tracing::trace!(dispatches = prepared.program.dispatches.len(), "step submitted");
         Ok(())

@@ -62,32 +62,45 @@ pub fn upload(
     let readers = std::thread::available_parallelism().map_or(1, usize::from).min(READERS);
     let read = || -> Result<(), DeviceError> {
         context.make_current()?;
-        let stream = Stream::new()?;
         let mut slots = Vec::new();
         for _ in 0..2 {
             slots.push((HostBuffer::new(PIECE)?, Event::new(Timing::Untimed)?));
         }
-        for turn in 0.. {
-            let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+        let stream = Stream::new()?;
+        let mut copy = |turn: usize, piece: &Piece| {
             let (host, event) = &mut slots[turn % 2];
             if turn >= 2 {
                 event.wait("upload of weights")?;
             }
             host.bytes_mut()[..piece.span.len].copy_from_slice(checkpoint.bytes(piece.span));
-            // SAFETY: the slot is not written again before its event, and outlives the stream's work (see below).
+            // SAFETY: the slot is not written again before its event, and outlives the stream's work, which is waited for
+            // below whatever happens.
             unsafe { stream.upload(piece.to, &host.bytes()[..piece.span.len])? };
-            event.record(&stream)?;
+            event.record(&stream)
+        };
+        let mut copied = Ok(());
+        for turn in 0.. {
+            let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+            copied = copy(turn, piece);
+            if copied.is_err() {
+                // The others need not go on.
+                next.store(pieces.len(), Ordering::Relaxed);
+                break;
+            }
             let so_far = done.fetch_add(piece.span.len as u64, Ordering::Relaxed) + piece.span.len as u64;
             if let Some(report) = progress {
                 report(so_far, total);
             }
         }
-        stream.synchronize("upload of weights")
+        let finished = stream.synchronize("upload of weights");
+        copied.and(finished)
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..readers).map(|_| scope.spawn(read)).collect();
-        threads.into_iter().try_for_each(|thread| {
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<(), DeviceError>>| {
             thread.join().unwrap_or_else(|_| Err(failed("upload of weights", "a reading thread panicked")))
-        })
+        };
+        let results: Vec<_> = threads.into_iter().map(join).collect();
+        results.into_iter().collect()
     })
 }

@@ -99,7 +99,7 @@ impl std::fmt::Display for Limits {
     }
 }
 
-/// One length's result with the shares of the limits that were given.
+/// One length's result with its shares of the limits.
 struct Line {
     measured: Measured,
     bandwidth_share: Option<f64>,
@@ -120,7 +120,11 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let longest = lengths.iter().copied().max().context("no prompt length fits the model's limit")? + decode;
     let chunk = args.chunk.map_or_else(|| device::prefill_rows(args.model.device, Precision::Fast), |n| n as usize);
     let capacity = device::capacity(&checkpoint, longest, Demand::single(chunk));
-    let before = device::limits(&args.model)?;
+    let limits = || match (args.bandwidth, args.matrix_peak) {
+        (Some(_), Some(_)) => Ok(None),
+        _ => device::limits(&args.model),
+    };
+    let before = limits()?;
     let mut device = device::open(Arc::clone(&checkpoint), &args.model, Precision::Fast, capacity)?;
     let info = device.info();
     eprintln!("{}: {info}", source.name());
@@ -131,7 +135,12 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         results.push(measure::measure(device.as_mut(), contract, length, &bar)?);
     }
     drop(device);
-    let limits = Limits::between(before, device::limits(&args.model)?, args);
+    // What was measured before is better than nothing.
+    let after = limits().unwrap_or_else(|error| {
+        eprintln!("limits after the runs: {error:#}");
+        before
+    });
+    let limits = Limits::between(before, after, args);
     let lines: Vec<Line> = results
         .into_iter()
         .map(|measured| {
@@ -151,7 +160,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         std::fs::write(path, chart::svg(&format!("{} on {info}", source.name()), &measured))
             .with_context(|| format!("--svg {}", path.display()))?;
     }
-    let text = if args.json { as_json(&source.name(), &info.to_string(), &lines) } else { table(&lines) };
+    let text =
+        if args.json { as_json(&source.name(), &info.to_string(), contract, limits, &lines) } else { table(&lines) };
     super::print_result(&text)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -209,7 +219,7 @@ fn table(lines: &[Line]) -> String {
     text
 }
 
-fn as_json(model: &str, device: &str, lines: &[Line]) -> String {
+fn as_json(model: &str, device: &str, contract: Contract, limits: Limits, lines: &[Line]) -> String {
     let results: Vec<_> = lines
         .iter()
         .map(|line| {
@@ -226,5 +236,15 @@ fn as_json(model: &str, device: &str, lines: &[Line]) -> String {
             })
         })
         .collect();
-    format!("{:#}\n", json!({ "model": model, "device": device, "results": results }))
+    let report = json!({
+        "model": model,
+        "device": device,
+        "chunk": contract.chunk,
+        "decode_tokens": contract.decode,
+        "runs": contract.runs,
+        "bandwidth_gb_per_s": limits.bandwidth.map(|b| b / 1e9),
+        "matrix_tflop_per_s": limits.matrix_peak.map(|p| p / 1e12),
+        "results": results,
+    });
+    format!("{report:#}\n")
 }
