@@ -93,6 +93,32 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     if pipe_closed {
         return ExitCode::SUCCESS;
     }
-    eprintln!("error: {error:#}");
+    eprintln!("error: {}", in_words(error));
     ExitCode::FAILURE
+}
+
+/// An error and its causes; a cause that the words before it already end in is not said twice.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    #[test]
+    fn a_cause_that_an_error_already_names_is_not_said_twice() {
+        let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let named = Err::<(), _>(missing()).context(format!("cannot read x: {}", missing())).unwrap_err();
+        assert_eq!(super::in_words(&named), format!("cannot read x: {}", missing()));
+        let unnamed = Err::<(), _>(missing()).context("cannot read x").unwrap_err();
+        assert_eq!(super::in_words(&unnamed), format!("cannot read x: {}", missing()));
+    }
 }
