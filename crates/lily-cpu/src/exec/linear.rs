@@ -8,7 +8,7 @@ use super::{Context, Workspace, room};
 use crate::memory::Shared;
 use crate::pool::Team;
 use crate::reference;
-use crate::simd::{self, TILE};
+use crate::simd::{self, Ahead, TILE};
 
 /// One matrix of a product and where its outputs go: `out[row * stride + offset + output]`.
 pub(super) struct Job<'a> {
@@ -50,7 +50,7 @@ pub(super) fn products(
                 into[0] = simd::product_of_one_row(isa, view, expert, tile, row, &mut w.tile);
             } else {
                 simd::unpack_tile(isa, view, expert, tile, &mut w.tile);
-                simd::multiply_tile(isa, &w.tile, rows, into);
+                simd::multiply_tile(isa, &w.tile, rows, Ahead::of(view, expert, tile), into);
             }
         }
         (RowList::Quantized(rows), WeightView::Dense(view)) => {

@@ -82,6 +82,53 @@ impl<'a> TileRows<'a> {
     }
 }
 
+/// The sixteen rows behind a tile, or less at the end of all matrices: what a thread most likely unpacks next.
+///
+/// A product asks for them while it computes, so that they wait in the cache: unpacking on its own reads sixteen rows side
+/// by side, which hardware does not foresee, and no product runs meanwhile.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Ahead<'a> {
+    weight: &'a [u8],
+    scales: &'a [u8],
+    biases: &'a [u8],
+}
+
+impl<'a> Ahead<'a> {
+    /// What follows outputs `16 tile ..` of matrix `expert`.
+    pub fn of(view: &QuantizedView<'a>, expert: usize, tile: usize) -> Self {
+        let first = expert * view.outputs + ((tile + 1) * TILE).min(view.outputs);
+        let part = |bytes: &'a [u8], len: usize| {
+            &bytes[(first * len).min(bytes.len())..((first + TILE) * len).min(bytes.len())]
+        };
+        let scale_bytes = view.inputs / view.quantization.group_size * 2;
+        Ahead {
+            weight: part(view.weight, view.inputs * view.quantization.bits / 8),
+            scales: part(view.scales, scale_bytes),
+            biases: part(view.biases, scale_bytes),
+        }
+    }
+
+    /// Asks for share `index` of `count` of the weights, and at the first also for all scales and biases.
+    #[cfg(target_arch = "x86_64")] // the only paths that ask
+    #[inline(always)]
+    pub(super) fn prefetch(&self, index: usize, count: usize) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        let lines = |bytes: &[u8]| {
+            for line in bytes.chunks(64) {
+                // SAFETY: SSE is part of x86-64, and a prefetch touches nothing.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+            }
+        };
+        let share = self.weight.len().div_ceil(count).next_multiple_of(64);
+        let start = (index * share).min(self.weight.len());
+        lines(&self.weight[start..(start + share).min(self.weight.len())]);
+        if index == 0 {
+            lines(self.scales);
+            lines(self.biases);
+        }
+    }
+}
+
 /// Unpacks outputs `16 tile ..` of matrix `expert`.
 pub fn unpack_tile(isa: Isa, view: &QuantizedView<'_>, expert: usize, tile: usize, out: &mut Tile) {
     let rows = TileRows::new(view, expert, tile);
@@ -111,8 +158,9 @@ pub fn unpack_tile(isa: Isa, view: &QuantizedView<'_>, expert: usize, tile: usiz
     }
 }
 
-/// Products of an unpacked tile with `rows`, all of the same length; `out` has sixteen outputs a row.
-pub fn multiply_tile(isa: Isa, tile: &Tile, rows: &[QuantizedRow<'_>], out: &mut [[f32; TILE]]) {
+/// Products of an unpacked tile with `rows`, all of the same length; `out` has sixteen outputs a row. `ahead` comes into
+/// the cache meanwhile.
+pub fn multiply_tile(isa: Isa, tile: &Tile, rows: &[QuantizedRow<'_>], ahead: Ahead<'_>, out: &mut [[f32; TILE]]) {
     assert!(rows.len() == out.len());
     for row in rows {
         assert!(row.ints.len() == rows[0].ints.len() && row.ints.len() / 2 <= tile.pairs.len());
@@ -121,13 +169,16 @@ pub fn multiply_tile(isa: Isa, tile: &Tile, rows: &[QuantizedRow<'_>], out: &mut
     if rows.is_empty() {
         return;
     }
+    // Nobody asks for it elsewhere.
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (ahead.weight, ahead.scales, ahead.biases);
     match isa {
         // SAFETY: the instructions are there, see `unpack_tile`; lengths were checked above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { super::matrix_avx512::multiply(tile, rows, out) },
+        Isa::Avx512 => unsafe { super::matrix_avx512::multiply(tile, rows, ahead, out) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { super::matrix_avx2::multiply(tile, rows, out) },
+        Isa::Avx2 => unsafe { super::matrix_avx2::multiply(tile, rows, ahead, out) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => matrix_portable::multiply(tile, rows, out),
         Isa::Portable => matrix_portable::multiply(tile, rows, out),
@@ -163,6 +214,6 @@ pub fn product_of_one_row(
     }
     let mut out = [[0f32; TILE]; 1];
     unpack_tile(isa, view, expert, tile, scratch);
-    multiply_tile(isa, scratch, &[row], &mut out);
+    multiply_tile(isa, scratch, &[row], Ahead::of(view, expert, tile), &mut out);
     out[0]
 }

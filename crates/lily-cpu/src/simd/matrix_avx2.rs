@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::matrix::{QuantizedRow, TILE, Tile, TileRows};
+use super::matrix::{Ahead, QuantizedRow, TILE, Tile, TileRows};
 use super::matrix_portable;
 
 /// Rows that one pass over a tile multiplies: two registers each, with room for weights and a broadcast.
@@ -124,26 +124,35 @@ pub(super) unsafe fn unpack_scales(rows: &TileRows<'_>, out: &mut Tile) {
 /// # Safety
 /// AVX2 and FMA; rows are of one length, within the tile.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn multiply(tile: &Tile, rows: &[QuantizedRow<'_>], out: &mut [[f32; TILE]]) {
-    for (rows, out) in rows.chunks(ROWS).zip(out.chunks_mut(ROWS)) {
+pub(super) unsafe fn multiply(tile: &Tile, rows: &[QuantizedRow<'_>], ahead: Ahead<'_>, out: &mut [[f32; TILE]]) {
+    // Passes of nearly equal size: a pass with few rows takes almost as long as a full one.
+    let pass = rows.len().div_ceil(rows.len().div_ceil(ROWS));
+    let mut ahead = ahead;
+    for (rows, out) in rows.chunks(pass).zip(out.chunks_mut(pass)) {
         // SAFETY: as for this function.
         unsafe {
             match rows.len() {
-                1 => multiply_rows::<1>(tile, rows, out),
-                2 => multiply_rows::<2>(tile, rows, out),
-                3 => multiply_rows::<3>(tile, rows, out),
-                4 => multiply_rows::<4>(tile, rows, out),
-                5 => multiply_rows::<5>(tile, rows, out),
-                _ => multiply_rows::<6>(tile, rows, out),
+                1 => multiply_rows::<1>(tile, rows, ahead, out),
+                2 => multiply_rows::<2>(tile, rows, ahead, out),
+                3 => multiply_rows::<3>(tile, rows, ahead, out),
+                4 => multiply_rows::<4>(tile, rows, ahead, out),
+                5 => multiply_rows::<5>(tile, rows, ahead, out),
+                _ => multiply_rows::<6>(tile, rows, ahead, out),
             }
         }
+        ahead = Ahead::default();
     }
 }
 
 /// # Safety
 /// As [`multiply`], for exactly `M` rows.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn multiply_rows<const M: usize>(tile: &Tile, rows: &[QuantizedRow<'_>], out: &mut [[f32; TILE]]) {
+unsafe fn multiply_rows<const M: usize>(
+    tile: &Tile,
+    rows: &[QuantizedRow<'_>],
+    ahead: Ahead<'_>,
+    out: &mut [[f32; TILE]],
+) {
     let groups = rows[0].scales.len();
     let pairs_a_group = rows[0].ints.len() / groups / 2;
     let groups_a_scale = tile.groups_a_scale(2 * pairs_a_group);
@@ -151,6 +160,7 @@ unsafe fn multiply_rows<const M: usize>(tile: &Tile, rows: &[QuantizedRow<'_>], 
     let mut weights = tile.pairs.as_ptr().cast::<__m256i>();
     let mut acc = [[_mm256_setzero_ps(); 2]; M];
     for g in 0..groups {
+        ahead.prefetch(g, groups);
         let mut sums = [[_mm256_setzero_si256(); 2]; M];
         for p in g * pairs_a_group..(g + 1) * pairs_a_group {
             // SAFETY: pair p lies within the tile and within each row.

@@ -2,10 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::matrix::{QuantizedRow, TILE, Tile, TileRows};
+use super::matrix::{Ahead, QuantizedRow, TILE, Tile, TileRows};
 
 /// Rows that one pass over a tile multiplies.
-const ROWS: usize = 8;
+const ROWS: usize = 16;
 
 /// Four words of sixteen rows `stride` bytes apart, transposed: result i holds word i of every row.
 ///
@@ -95,28 +95,45 @@ pub(super) unsafe fn unpack(rows: &TileRows<'_>, bits: usize, out: &mut Tile) {
 /// # Safety
 /// The instructions of [`super::Isa::Avx512`]; rows are of one length, within the tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
-pub(super) unsafe fn multiply(tile: &Tile, rows: &[QuantizedRow<'_>], out: &mut [[f32; TILE]]) {
-    for (rows, out) in rows.chunks(ROWS).zip(out.chunks_mut(ROWS)) {
+pub(super) unsafe fn multiply(tile: &Tile, rows: &[QuantizedRow<'_>], ahead: Ahead<'_>, out: &mut [[f32; TILE]]) {
+    // Passes of nearly equal size: a pass with few rows takes almost as long as a full one.
+    let pass = rows.len().div_ceil(rows.len().div_ceil(ROWS));
+    let mut ahead = ahead;
+    for (rows, out) in rows.chunks(pass).zip(out.chunks_mut(pass)) {
         // SAFETY: as for this function.
         unsafe {
             match rows.len() {
-                1 => multiply_rows::<1>(tile, rows, out),
-                2 => multiply_rows::<2>(tile, rows, out),
-                3 => multiply_rows::<3>(tile, rows, out),
-                4 => multiply_rows::<4>(tile, rows, out),
-                5 => multiply_rows::<5>(tile, rows, out),
-                6 => multiply_rows::<6>(tile, rows, out),
-                7 => multiply_rows::<7>(tile, rows, out),
-                _ => multiply_rows::<8>(tile, rows, out),
+                1 => multiply_rows::<1>(tile, rows, ahead, out),
+                2 => multiply_rows::<2>(tile, rows, ahead, out),
+                3 => multiply_rows::<3>(tile, rows, ahead, out),
+                4 => multiply_rows::<4>(tile, rows, ahead, out),
+                5 => multiply_rows::<5>(tile, rows, ahead, out),
+                6 => multiply_rows::<6>(tile, rows, ahead, out),
+                7 => multiply_rows::<7>(tile, rows, ahead, out),
+                8 => multiply_rows::<8>(tile, rows, ahead, out),
+                9 => multiply_rows::<9>(tile, rows, ahead, out),
+                10 => multiply_rows::<10>(tile, rows, ahead, out),
+                11 => multiply_rows::<11>(tile, rows, ahead, out),
+                12 => multiply_rows::<12>(tile, rows, ahead, out),
+                13 => multiply_rows::<13>(tile, rows, ahead, out),
+                14 => multiply_rows::<14>(tile, rows, ahead, out),
+                15 => multiply_rows::<15>(tile, rows, ahead, out),
+                _ => multiply_rows::<16>(tile, rows, ahead, out),
             }
         }
+        ahead = Ahead::default();
     }
 }
 
 /// # Safety
 /// As [`multiply`], for exactly `M` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
-unsafe fn multiply_rows<const M: usize>(tile: &Tile, rows: &[QuantizedRow<'_>], out: &mut [[f32; TILE]]) {
+unsafe fn multiply_rows<const M: usize>(
+    tile: &Tile,
+    rows: &[QuantizedRow<'_>],
+    ahead: Ahead<'_>,
+    out: &mut [[f32; TILE]],
+) {
     let groups = rows[0].scales.len();
     let pairs_a_group = rows[0].ints.len() / groups / 2;
     let groups_a_scale = tile.groups_a_scale(2 * pairs_a_group);
@@ -124,7 +141,8 @@ unsafe fn multiply_rows<const M: usize>(tile: &Tile, rows: &[QuantizedRow<'_>], 
     let mut weights = tile.pairs.as_ptr().cast::<__m512i>();
     let mut acc = [_mm512_setzero_ps(); M];
     for g in 0..groups {
-        // Two sums a row hide the latency of the products where there are few rows.
+        ahead.prefetch(g, groups);
+        // Two sums a row hide the latency of the products where there are few rows; many rows need the registers.
         let mut sums = [[_mm512_setzero_si512(); 2]; M];
         for p in (g * pairs_a_group..(g + 1) * pairs_a_group).step_by(2) {
             // SAFETY: pairs p and p + 1 lie within the tile and within each row (a group has 16 or 32 pairs).
@@ -134,7 +152,9 @@ unsafe fn multiply_rows<const M: usize>(tile: &Tile, rows: &[QuantizedRow<'_>], 
                 for m in 0..M {
                     let at = activations[m].add(p);
                     sums[m][0] = _mm512_dpwssd_epi32(sums[m][0], w0, _mm512_set1_epi32(at.read_unaligned()));
-                    sums[m][1] = _mm512_dpwssd_epi32(sums[m][1], w1, _mm512_set1_epi32(at.add(1).read_unaligned()));
+                    let second = usize::from(M <= 8);
+                    sums[m][second] =
+                        _mm512_dpwssd_epi32(sums[m][second], w1, _mm512_set1_epi32(at.add(1).read_unaligned()));
                 }
             }
         }
@@ -146,7 +166,7 @@ unsafe fn multiply_rows<const M: usize>(tile: &Tile, rows: &[QuantizedRow<'_>], 
         for m in 0..M {
             let with_bias = _mm512_fmadd_ps(bias, _mm512_set1_ps(rows[m].sums[g]), acc[m]);
             let factor = _mm512_mul_ps(scale, _mm512_set1_ps(rows[m].scales[g]));
-            let sum = _mm512_add_epi32(sums[m][0], sums[m][1]);
+            let sum = if M <= 8 { _mm512_add_epi32(sums[m][0], sums[m][1]) } else { sums[m][0] };
             acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factor, with_bias);
         }
     }

@@ -25,7 +25,7 @@ pub use dense::dense_outputs;
 pub use gdn::{VALUE_BLOCK, delta_step, gated_norm, gdn_conv_token, l2_normalize};
 pub use isa::Isa;
 pub(crate) use isa::per_isa;
-pub use matrix::{QuantizedRow, TILE, Tile, multiply_tile, product_of_one_row, unpack_tile};
+pub use matrix::{Ahead, QuantizedRow, TILE, Tile, multiply_tile, product_of_one_row, unpack_tile};
 pub use norm::rms_norm;
 pub use quantize::{quantize, restore};
 pub use rope::rope_norm;

@@ -95,7 +95,7 @@ fn product(isa: Isa, view: &QuantizedView<'_>, expert: usize, rows: &[QuantizedR
             products[0] = product_of_one_row(isa, view, expert, tile, *row, &mut scratch);
         } else {
             unpack_tile(isa, view, expert, tile, &mut scratch);
-            multiply_tile(isa, &scratch, rows, &mut products);
+            multiply_tile(isa, &scratch, rows, Ahead::of(view, expert, tile), &mut products);
         }
         for (r, products) in products.iter().enumerate() {
             for (i, p) in products.iter().enumerate() {
