@@ -295,11 +295,13 @@ impl ToolCallParser {
         self.line_blank = (self.line_blank || line.len() < text.len()) && line.trim().is_empty();
         let shown = text.trim_end();
         if !shown.is_empty() {
-            if self.said || self.calls == 0 {
+            // White space between a call and the first content is no content, whichever piece brings it.
+            let first = !self.said && self.calls > 0;
+            if !first {
                 append_content(events, &self.spaces);
             }
             self.spaces.clear();
-            append_content(events, shown);
+            append_content(events, if first { shown.trim_start() } else { shown });
             self.said = true;
         }
         self.spaces.push_str(&text[shown.len()..]);

@@ -237,6 +237,14 @@ fn ends_itself(value: &str) -> bool {
         || compact.contains("</function></tool_call>")
 }
 
+#[test]
+fn white_space_behind_a_call_is_dropped_whichever_piece_brings_it() {
+    let text = "<function=f></tool_call>\nnull";
+    let whole = parse(text, usize::MAX, Ending::Stopped);
+    assert_eq!(whole.last(), Some(&ToolEvent::Content("null".into())));
+    assert_eq!(parse(text, 1, Ending::Stopped), whole);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
