@@ -181,6 +181,14 @@ mod tests {
     }
 
     #[test]
+    fn a_geometry_without_full_attention_is_refused_and_one_layer_of_it_is_enough() {
+        let with = |layers| Model::new(ModelConfig::qwen36_35b_a3b().with_layers(layers));
+        let error = with(3).expect_err("no layer has keys");
+        assert!(error.to_string().contains("layer_types") && error.to_string().contains("at least one"), "{error}");
+        assert!(with(4).is_ok());
+    }
+
+    #[test]
     fn a_decode_step_of_the_35b_geometry_keeps_the_dispatch_and_level_budget() {
         let plan = Plan::decode(&model(), 1);
         let levels = plan.stages().len();

@@ -156,8 +156,19 @@ pub struct Model {
 }
 
 impl Model {
-    /// Lists the weights that a config implies. Fails where a quantized matrix is not a whole number of groups wide.
+    /// Lists the weights that a config implies.
+    ///
+    /// # Errors
+    /// A quantized matrix is not a whole number of groups wide, or no layer has full attention: a sequence is kept in pages
+    /// of keys and values, of which such a model would have none.
     pub fn new(config: ModelConfig) -> Result<Self, ConfigError> {
+        if config.layers_of(LayerType::FullAttention) == 0 {
+            return Err(ConfigError::Unsupported {
+                field: "layer_types".into(),
+                value: format!("{} times linear_attention", config.num_hidden_layers()),
+                accepted: "at least one full_attention".into(),
+            });
+        }
         let mut table = Table { config: &config, weights: Vec::new() };
         let hidden = config.hidden_size;
         let embed_tokens = table.matrix("model.embed_tokens", config.vocab_size, hidden);

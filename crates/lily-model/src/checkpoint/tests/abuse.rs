@@ -342,12 +342,22 @@ const DAMAGES: &[Damage] = &[
         &["`text_config.num_experts` is missing"],
     ),
     (
-        "other number of layers",
+        "no layer of full attention",
         |f| {
             f.edit_text_config("num_hidden_layers", 3.into());
             f.edit_config(|c| drop(c["text_config"]["layer_types"].as_array_mut().unwrap().pop()));
         },
-        &["unknown tensor `language_model.model.layers.3."],
+        &["`layer_types` is 3 times linear_attention", "accepted: at least one full_attention"],
+    ),
+    (
+        "a layer more than there are tensors for",
+        |f| {
+            f.edit_text_config("num_hidden_layers", 5.into());
+            f.edit_config(|c| {
+                c["text_config"]["layer_types"].as_array_mut().unwrap().push(json!("linear_attention"));
+            });
+        },
+        &["`language_model.model.layers.4."],
     ),
     (
         "other number of bits",
