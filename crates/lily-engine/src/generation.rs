@@ -108,7 +108,9 @@ pub enum FinishReason {
     Cancelled,
     /// The request's deadline passed.
     Deadline,
-    /// The device or the constraint failed; the message says how.
+    /// The answer's constraint cannot be followed any further; the message says why.
+    Constraint(String),
+    /// The device failed; the message says how.
     Error(String),
 }
 

@@ -4,8 +4,10 @@ use serde_json::Value;
 
 use super::ConstraintError;
 
-/// Bytes of a grammar, a regular expression, or a schema as JSON.
+/// Bytes of a schema as JSON.
 const MAX_BYTES: usize = 256 << 10;
+/// Bytes of a grammar or a regular expression: compiling one of 200 kB takes most of a second.
+const MAX_TEXT_BYTES: usize = 32 << 10;
 /// Values in a schema.
 const MAX_NODES: usize = 20_000;
 /// Levels of a schema.
@@ -16,8 +18,8 @@ const COUNTED: [&str; 6] = ["minItems", "maxItems", "minLength", "maxLength", "m
 
 /// Refuses a text that is too long.
 pub(super) fn check_text(what: &str, text: &str) -> Result<(), ConstraintError> {
-    if text.len() > MAX_BYTES {
-        return Err(too_complex(what, format!("{} bytes (at most {MAX_BYTES})", text.len())));
+    if text.len() > MAX_TEXT_BYTES {
+        return Err(too_complex(what, format!("{} bytes (at most {MAX_TEXT_BYTES})", text.len())));
     }
     Ok(())
 }

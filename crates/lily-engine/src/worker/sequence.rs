@@ -141,11 +141,11 @@ impl Sequence {
         }
         match self.choose(output, vocabulary) {
             Ok(chosen) => self.accept(chosen, vocabulary),
-            Err(reason) => self.finish(FinishReason::Error(reason)),
+            Err(reason) => self.finish(reason),
         }
     }
 
-    fn choose(&mut self, output: RowOutput<'_>, vocabulary: &Vocabulary) -> Result<Chosen, String> {
+    fn choose(&mut self, output: RowOutput<'_>, vocabulary: &Vocabulary) -> Result<Chosen, FinishReason> {
         let logits = match output {
             RowOutput::Argmax(id) => {
                 let id = self.forced.front().copied().unwrap_or(id);
@@ -166,17 +166,24 @@ impl Sequence {
         Ok(Chosen { id, logprob, top })
     }
 
-    fn sample(&mut self, logits: &mut [f32], vocabulary: &Vocabulary) -> Result<u32, String> {
+    fn sample(&mut self, logits: &mut [f32], vocabulary: &Vocabulary) -> Result<u32, FinishReason> {
+        if let Some(id) = logits.iter().position(|logit| !logit.is_finite()) {
+            let message =
+                format!("the model gave the logit {} for id {id}: its weights or this device are faulty", logits[id]);
+            return Err(FinishReason::Error(message));
+        }
         let allowed = match &mut self.mask {
-            Some(mask) if !self.stage.is_thinking() => Some(mask.allowed().map_err(|e| e.to_string())?),
+            Some(mask) if !self.stage.is_thinking() => {
+                Some(mask.allowed().map_err(|e| FinishReason::Constraint(e.to_string()))?)
+            }
             _ => None,
         };
         let banned = if self.eos_is_banned() { &vocabulary.eos[..] } else { &[] };
         let index = self.generated() as u64;
         let restrictions = Restrictions { mask: allowed.as_ref(), banned };
-        self.sampler
-            .choose(logits, restrictions, index)
-            .map_err(|_| "no token may follow: logit_bias, the constraint or the logits forbid every one".to_string())
+        self.sampler.choose(logits, restrictions, index).map_err(|_| {
+            FinishReason::Constraint("no token may follow: logit_bias or the constraint forbid every one".into())
+        })
     }
 
     fn accept(&mut self, chosen: Chosen, vocabulary: &Vocabulary) {
@@ -196,7 +203,7 @@ impl Sequence {
             && let Some(mask) = &mut self.mask
             && let Err(error) = mask.advance(id)
         {
-            return self.finish(FinishReason::Error(error.to_string()));
+            return self.finish(FinishReason::Constraint(error.to_string()));
         }
         let bytes = self.text.bytes(id);
         let end = vocabulary.think.as_ref().map(|t| t.end);

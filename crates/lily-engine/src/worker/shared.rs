@@ -80,7 +80,7 @@ impl Shared {
             FinishReason::Length => m.finished_length += 1,
             FinishReason::Cancelled => m.finished_cancelled += 1,
             FinishReason::Deadline => m.finished_deadline += 1,
-            FinishReason::Error(_) => m.finished_error += 1,
+            FinishReason::Constraint(_) | FinishReason::Error(_) => m.finished_error += 1,
         });
     }
 

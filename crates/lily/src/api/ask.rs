@@ -133,14 +133,32 @@ impl Chat {
     }
 }
 
+/// Text that a prompt may have for each token of the context. Real text has 3 to 6 bytes a token; tokenizing takes time and
+/// a hundred times its bytes of memory, so what cannot fit is refused before.
+const BYTES_A_TOKEN: usize = 16;
+
 impl Prompt {
     /// Renders and tokenizes. Takes a while for long prompts: call it off the async threads.
     pub fn tokenize(&self, serving: &Serving) -> Result<Tokenized, ApiError> {
         let encode = |error: lily_model::text::TokenizerError| ApiError::invalid("prompt", error.to_string());
         let plain = |tokens| Tokenized { tokens, form: Form::Raw, branch_points: Vec::new() };
+        let context = serving.engine.limits().max_seq;
+        let most = context.saturating_mul(BYTES_A_TOKEN);
+        let fits = |param: &str, bytes: usize| {
+            if bytes <= most {
+                return Ok(());
+            }
+            let message = format!(
+                "the prompt has {bytes} bytes of text (accepted: at most {most}, {BYTES_A_TOKEN} for each of the {context} tokens of context)"
+            );
+            Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) })
+        };
         match self {
             Prompt::Tokens(tokens) => Ok(plain(tokens.clone())),
-            Prompt::Text(text) => Ok(plain(serving.tokenizer.encode_markup(text).map_err(encode)?)),
+            Prompt::Text(text) => {
+                fits("prompt", text.len())?;
+                Ok(plain(serving.tokenizer.encode_markup(text).map_err(encode)?))
+            }
             Prompt::Chat(chat) => {
                 let tools: Vec<Value> = chat.offered().iter().map(Tool::definition).collect();
                 let rendered = serving.template.render(&Conversation {
@@ -149,6 +167,7 @@ impl Prompt {
                     kwargs: &chat.kwargs,
                     add_generation_prompt: true,
                 })?;
+                fits("messages", rendered.text().len())?;
                 let tokens = serving.tokenizer.encode_prompt(&rendered).map_err(encode)?;
                 let begin = ReasoningStart::of_prompt(rendered.text());
                 let tools = (!tools.is_empty()).then(|| Arc::new(ToolSchemas::new(&tools)));
@@ -257,7 +276,8 @@ impl Ask {
                 }
             })?;
             let think_end = serving.think_end;
-            choices.push(Choice::new(generation, prompt.form.clone(), only_one_call, think_end));
+            let choice = Choice::new(generation, prompt.form.clone(), only_one_call, think_end);
+            choices.push(choice.constrained_by(constraint.as_ref().map(|(_, field)| field.clone())));
         }
         Ok(Choices::new(choices, prompt.tokens.len()))
     }

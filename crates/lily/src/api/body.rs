@@ -69,11 +69,13 @@ pub async fn json(request: Request, app: &App) -> Result<Value, ApiError> {
     tokio::task::spawn_blocking(parse).await.map_err(|error| ApiError::internal(error.to_string()))?
 }
 
-/// Whether the client asks first (`Expect`) and would send too much: then it can be refused before it sends anything.
+/// Whether a body that is too large can be refused before it is read: the client asks first (`Expect`), or declares more than
+/// would be read and dropped.
 fn declares_too_much(request: &Request, limit: usize) -> bool {
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
     let length = header(header::CONTENT_LENGTH).and_then(|value| value.parse::<u64>().ok());
-    header(header::EXPECT).is_some() && length.is_some_and(|length| length > limit as u64)
+    let most = if header(header::EXPECT).is_some() { limit } else { limit.saturating_mul(DRAIN) };
+    length.is_some_and(|length| length > most as u64)
 }
 
 type Held = Option<OwnedSemaphorePermit>;

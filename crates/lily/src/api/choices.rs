@@ -62,6 +62,8 @@ pub struct Choice {
     answer: Answer,
     only_one_call: bool,
     think_end: Option<u32>,
+    /// The field that says what the answer must look like.
+    constrained_by: Option<String>,
     thinking: bool,
     calls: usize,
     /// Kept for answers that are ended before the engine ends them.
@@ -79,11 +81,17 @@ impl Choice {
             answer: Answer::new(form),
             only_one_call,
             think_end,
+            constrained_by: None,
             thinking,
             calls: 0,
             usage: Usage::default(),
             finish: None,
         }
+    }
+
+    /// The same, whose form `field` of the request demands.
+    pub(super) fn constrained_by(self, field: Option<String>) -> Self {
+        Choice { constrained_by: field, ..self }
     }
 
     fn update(&mut self, event: Option<Event>) -> Update {
@@ -146,6 +154,10 @@ impl Choice {
                 return Update::Failed(ApiError::unavailable("the server is shutting down"));
             }
             FinishReason::Deadline => return Update::Failed(ApiError::deadline()),
+            FinishReason::Constraint(message) => {
+                let field = self.constrained_by.as_deref().unwrap_or("logit_bias");
+                return Update::Failed(ApiError::invalid(field, format!("`{field}`: {message}")));
+            }
             FinishReason::Error(message) => return Update::Failed(ApiError::internal(message)),
         };
         self.finish = Some(Finish { reason, usage });

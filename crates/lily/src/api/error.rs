@@ -70,6 +70,15 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"), message)
     }
 
+    /// 403: a header says that the request is for or from another machine.
+    pub fn foreign(header: &str, value: &str) -> Self {
+        let message = format!(
+            "{header} is {value} (accepted: an address, localhost, or a name in .localhost, .local or .internal; for others \
+             serve with --api-key, and name pages with --cors-origin)"
+        );
+        Self::new(StatusCode::FORBIDDEN, "permission_error", Some("foreign_request"), message)
+    }
+
     /// 404.
     pub fn not_found(path: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", Some("not_found"), format!("there is no {path}"))

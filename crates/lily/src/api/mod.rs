@@ -16,6 +16,7 @@ mod identity;
 mod log;
 mod openai;
 mod ops;
+mod origin;
 mod responses;
 mod router;
 mod server;
@@ -23,5 +24,6 @@ mod sse;
 mod state;
 mod tokens;
 
+pub use origin::Callers;
 pub use server::Server;
 pub use state::{ApiSettings, App, Serving};

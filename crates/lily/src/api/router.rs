@@ -13,7 +13,7 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 use super::error::ApiError;
 use super::server::HEAD_BYTES;
 use super::state::App;
-use super::{anthropic, auth, log, openai, ops, responses, tokens};
+use super::{anthropic, auth, log, openai, ops, origin, responses, tokens};
 
 /// The whole API over `app`.
 pub fn router(app: &Arc<App>) -> Router {
@@ -36,6 +36,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(Arc::clone(app), auth::check))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), origin::check))
         .layer(middleware::from_fn(bounded_head))
         .layer(middleware::from_fn(log::request));
     let routes = match cors(&app.settings.cors_origins) {

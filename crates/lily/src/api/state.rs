@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::body::BodyMemory;
 use super::error::ApiError;
+use super::origin::Callers;
 use crate::model::LoadedModel;
 
 /// Settings of the server.
@@ -16,6 +17,8 @@ use crate::model::LoadedModel;
 pub struct ApiSettings {
     /// Key that requests must carry.
     pub api_key: Option<String>,
+    /// Whose requests are answered.
+    pub callers: Callers,
     /// Origins that browsers may call from; `*` for all.
     pub cors_origins: Vec<String>,
     /// Largest request body, bytes.
@@ -30,6 +33,7 @@ impl Default for ApiSettings {
     fn default() -> Self {
         ApiSettings {
             api_key: None,
+            callers: Callers::Any,
             cors_origins: Vec::new(),
             max_body: 32 << 20,
             request_timeout: None,
@@ -57,7 +61,7 @@ pub struct Serving {
     turn_start: Option<u32>,
     assistant: Vec<u32>,
     /// Bounds how many prompts are tokenized at once.
-    preparing: Semaphore,
+    preparing: Arc<Semaphore>,
 }
 
 impl Serving {
@@ -75,7 +79,7 @@ impl Serving {
             tokenizer,
             template,
             settings,
-            preparing: Semaphore::new(4),
+            preparing: Arc::new(Semaphore::new(2)),
         }
     }
 
@@ -97,9 +101,16 @@ impl Serving {
             .collect()
     }
 
-    /// Runs work that computes for a while off the async threads, a few at a time.
+    /// Runs work that computes for a while off the async threads, a few at a time. A caller that goes away while it waits for
+    /// its turn starts nothing; work that has begun keeps its turn to its end, whether or not anybody waits.
     pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
-        let _permit = self.preparing.acquire().await.map_err(|_| ApiError::unavailable("shutting down"))?;
+        let turn = Arc::clone(&self.preparing).acquire_owned().await;
+        let turn = turn.map_err(|_| ApiError::unavailable("shutting down"))?;
+        let work = move || {
+            let result = work();
+            drop(turn);
+            result
+        };
         tokio::task::spawn_blocking(work).await.map_err(|error| ApiError::internal(error.to_string()))
     }
 }

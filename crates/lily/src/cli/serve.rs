@@ -1,7 +1,7 @@
 //! `lily serve`: the HTTP server. Listens at once, loads in the background, and ends in order on Ctrl-C or SIGTERM.
 
 use std::io::IsTerminal;
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::options::{ByteSize, ModelOptions};
-use crate::api::{ApiSettings, App, Server, Serving};
+use crate::api::{ApiSettings, App, Callers, Server, Serving};
 use crate::model::{LoadedModel, Sharing};
 use crate::source::Source;
 
@@ -73,11 +73,31 @@ pub(super) struct ServeArgs {
 
 impl ServeArgs {
     fn settings(&self) -> anyhow::Result<ApiSettings> {
-        if self.api_key.as_deref() == Some("") {
-            bail!("--api-key is empty");
+        if let Some(key) = &self.api_key
+            && (key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()))
+        {
+            bail!("--api-key is empty or has what no header can carry (accepted: printable ASCII without spaces)");
+        }
+        for origin in &self.cors_origin {
+            let page =
+                ["http://", "https://"].iter().any(|scheme| origin.strip_prefix(scheme).is_some_and(|h| !h.is_empty()));
+            if origin != "*" && (!page || !origin.bytes().all(|byte| byte.is_ascii_graphic())) {
+                bail!("--cors-origin is {origin:?} (accepted: http://HOST[:PORT], https://HOST[:PORT], or *)");
+            }
+        }
+        if self.kv_memory.is_some_and(|size| size.0 == 0) {
+            bail!("--kv-memory is 0 (accepted: a size above 0; without the option, what fits)");
+        }
+        if self.max_body.0 < 256 {
+            bail!("--max-body is {} bytes (accepted: at least 256)", self.max_body.0);
+        }
+        if self.name.as_deref() == Some("") {
+            bail!("--name is empty (accepted: the model's name in the API)");
         }
         Ok(ApiSettings {
             api_key: self.api_key.clone(),
+            // Decided when the address is known.
+            callers: Callers::Any,
             cors_origins: self.cors_origin.clone(),
             max_body: self.max_body.0 as usize,
             request_timeout: self.request_timeout.map(|s| Duration::from_secs(s.into())),
@@ -123,8 +143,15 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn serve(args: &ServeArgs, source: Source, settings: ApiSettings) -> anyhow::Result<ExitCode> {
+    let mut settings = settings;
+    let loopback = args.bind.to_socket_addrs().is_ok_and(|mut found| found.all(|address| address.ip().is_loopback()));
+    if loopback && settings.api_key.is_none() {
+        settings.callers = Callers::Local;
+    }
     let app = App::new(settings.clone());
-    let server = Server::bind(&args.bind, &app).await.with_context(|| format!("--bind {}", args.bind))?;
+    let server = Server::bind(&args.bind, &app)
+        .await
+        .with_context(|| format!("--bind {} (accepted: ADDRESS:PORT, as 127.0.0.1:8000 or [::1]:8000)", args.bind))?;
     let address = server.address()?;
     tracing::info!("listening on http://{address}");
     warn_if_open(address.ip(), &settings);

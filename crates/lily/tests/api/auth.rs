@@ -1,6 +1,6 @@
 //! The API key, CORS, and the chat page.
 
-use lily::api::ApiSettings;
+use lily::api::{ApiSettings, Callers};
 
 use crate::client::{get, send};
 use crate::server;
@@ -33,6 +33,25 @@ fn other_origins_are_let_in_only_if_configured() {
     assert!(response.headers.contains("access-control-allow-origin: http://example.com"), "{}", response.headers);
     let response = get_with(server.address, "/v1/models", "origin: http://other.com\r\n");
     assert!(!response.headers.contains("access-control-allow-origin"), "{}", response.headers);
+}
+
+#[test]
+fn a_server_for_this_machine_refuses_foreign_hosts_and_pages() {
+    let settings = ApiSettings {
+        callers: Callers::Local,
+        cors_origins: vec!["https://friend.example".into()],
+        ..ApiSettings::default()
+    };
+    let server = server::with_settings(settings);
+    let status = |headers: &str| {
+        let request = format!("GET /v1/models HTTP/1.1\r\nconnection: close\r\n{headers}\r\n");
+        send(server.address, request.as_bytes()).status
+    };
+    assert_eq!(status("host: 127.0.0.1:8000\r\n"), 200);
+    assert_eq!(status("host: localhost\r\norigin: http://localhost:3000\r\n"), 200);
+    assert_eq!(status("host: localhost\r\norigin: https://friend.example\r\n"), 200);
+    assert_eq!(status("host: evil.example\r\n"), 403);
+    assert_eq!(status("host: localhost\r\norigin: http://evil.example\r\n"), 403);
 }
 
 #[test]

@@ -196,11 +196,52 @@ fn schemas_made_to_explode_end_in_time_and_hurt_nobody() {
 
 #[test]
 fn a_prompt_over_the_limit_is_refused_with_both_numbers() {
-    let body = chat(json!({"messages": [{"role": "user", "content": "the fox ".repeat(150_000)}]}));
+    // By its tokens; and by its bytes, before it is tokenized.
+    for repeats in [9_000, 150_000] {
+        let body = chat(json!({"messages": [{"role": "user", "content": "the fox ".repeat(repeats)}]}));
+        let response = post(server::shared(), "/v1/chat/completions", &body);
+        let error = response.json()["error"].clone();
+        assert_eq!((response.status, &error["code"]), (400, &json!("context_length_exceeded")));
+        assert!(error["message"].as_str().unwrap().contains("16384"), "{error}");
+    }
+}
+
+#[test]
+fn text_that_no_context_holds_is_refused_before_it_is_tokenized() {
+    let start = std::time::Instant::now();
+    let text = "a bé ".repeat(4 << 20);
+    for (path, body) in [("/tokenize", json!({"content": text})), ("/v1/completions", json!({"prompt": text}))] {
+        let response = post(server::shared(), path, &body);
+        assert_eq!(response.json()["error"]["code"], json!("context_length_exceeded"), "{path}");
+    }
+    assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_grammar_without_an_end_is_the_requests_fault() {
+    let body = chat(json!({"max_tokens": 2, "enable_thinking": false, "grammar": "start: \"a\" start\n"}));
     let response = post(server::shared(), "/v1/chat/completions", &body);
-    let error = response.json()["error"].clone();
-    assert_eq!((response.status, &error["code"]), (400, &json!("context_length_exceeded")));
-    assert!(error["message"].as_str().unwrap().contains("16384"), "{error}");
+    assert_eq!(response.status, 400, "{}", response.body);
+    assert_eq!(response.json()["error"]["param"], json!("grammar"));
+}
+
+#[test]
+fn a_regex_too_long_to_compile_quickly_is_refused() {
+    let response = post(server::shared(), "/v1/chat/completions", &chat(json!({"regex": "ab".repeat(20_000)})));
+    assert_eq!(
+        (response.status, response.json()["error"]["param"].clone()),
+        (400, json!("regex")),
+        "{}",
+        response.body
+    );
+}
+
+#[test]
+fn a_declared_length_that_nobody_would_read_is_refused_at_once() {
+    let start = std::time::Instant::now();
+    let head = "POST /tokenize HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: 99999999999\r\n\r\n";
+    assert_eq!(send(server::shared(), head.as_bytes()).status, 413);
+    assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
 }
 
 #[test]
