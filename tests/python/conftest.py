@@ -27,11 +27,12 @@ def lily():
 
     def run(*args, stdin=None, timeout=300):
         return subprocess.run(
-            [BINARY, *map(str, args)],
+            [BINARY, *(arg if isinstance(arg, bytes) else str(arg) for arg in args)],
             input=stdin,
             stdin=None if stdin is not None else subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             env=environment(),
             timeout=timeout,
         )

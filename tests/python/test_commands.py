@@ -71,3 +71,47 @@ def test_synth_writes_a_checkpoint_that_runs(lily, tmp_path):
     assert done.returncode == 0 and json.loads(done.stdout)["tokens"] == 4
     done = lily(*args)
     assert done.returncode == 1 and "exists" in done.stderr
+
+
+def test_eval_never_writes_over_its_own_input(lily, tmp_path):
+    ids = tmp_path / "ids.json"
+    ids.write_text("[1, 2, 3]")
+    reference = tmp_path / "ref.safetensors"
+    assert lily("eval", "--tokens", str(ids), "--logits", str(reference)).returncode == 0
+    before = reference.read_bytes()
+    for logits, extra in [(ids, []), (reference, ["--reference", str(reference)])]:
+        done = lily("eval", "--tokens", str(ids), "--logits", str(logits), *extra)
+        assert done.returncode == 1 and "accepted: another file" in done.stderr
+    assert ids.read_text() == "[1, 2, 3]" and reference.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ids.json", "ref.safetensors"]
+
+
+def test_files_without_an_end_are_refused(lily, tmp_path):
+    for args in (["eval", "--tokens", "/dev/zero"], ["synth", "--config", "/dev/zero", "--out", str(tmp_path / "x")]):
+        done = lily(*args, timeout=60)
+        assert done.returncode == 1 and "accepted: at most" in done.stderr, done.stderr
+
+
+def test_a_geometry_without_full_attention_is_refused_before_anything_is_written(lily, tmp_path):
+    out = tmp_path / "none"
+    done = lily("synth", "--preset", "35b", "--layers", "3", "--out", str(out), timeout=60)
+    assert done.returncode == 1 and "layer_types" in done.stderr and not out.exists()
+
+
+def test_arguments_that_are_not_utf8_are_no_panic(lily):
+    for args in (["run", "-p", b"\xff"], ["plan", "--model", b"/tmp/\xff"]):
+        done = lily(*args)
+        assert done.returncode in (1, 2) and "panicked" not in done.stderr, done.stderr
+
+
+def test_options_that_no_server_can_keep_are_refused(lily):
+    for option, value in [
+        ("--kv-memory", "0"),
+        ("--max-body", "0"),
+        ("--name", ""),
+        ("--cors-origin", "junk junk"),
+        ("--api-key", "a b"),
+        ("--bind", "foo"),
+    ]:
+        done = lily("serve", option, value, timeout=60)
+        assert done.returncode == 1 and option in done.stderr and "accepted" in done.stderr, (option, done.stderr)

@@ -23,6 +23,7 @@ use measure::{Contract, Measured};
 /// Measure prefill and decode speed at several prompt lengths
 #[derive(Debug, Args)]
 #[command(
+    allow_negative_numbers = true,
     after_help = "The contract: token i of a prompt is ((i * 2654435761) mod 2^32) mod vocab; every run starts from an \
                         empty state; two warm-ups of the exact shape are not counted; prefill is prompt tokens / time to \
                         the first token; decode is greedy. Medians over --runs. A run whose tokens differ from the \

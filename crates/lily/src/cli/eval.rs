@@ -3,7 +3,7 @@
 pub(super) mod compare;
 mod logits_file;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use lily_model::device::{Device, LogitRows, Output, PageId, Segment, SlotId, Ste
 use lily_model::graph::{Phase, Plan};
 use serde_json::json;
 
+use super::input;
 use super::options::ModelOptions;
 use super::progress;
 use crate::device::{self, Demand};
@@ -57,19 +58,31 @@ enum PrecisionArg {
     Fast,
 }
 
+/// Largest file of token ids: far more than any context holds.
+const MOST_TOKENS_BYTES: u64 = 64 << 20;
+
 /// Reads ids as text, so that an error can name the entry.
-fn read_tokens(path: &PathBuf, vocab: usize) -> anyhow::Result<Vec<u32>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("--tokens {}", path.display()))?;
+fn read_tokens(path: &Path, vocab: usize) -> anyhow::Result<Vec<u32>> {
+    let text = input::text("--tokens", path, MOST_TOKENS_BYTES)?;
     let values: Vec<serde_json::Value> = serde_json::from_str(&text)
         .with_context(|| format!("--tokens {}: not a JSON array of token ids", path.display()))?;
     ensure!(!values.is_empty(), "--tokens {}: the array is empty", path.display());
     let id = |(index, value): (usize, &serde_json::Value)| {
         let id = value.as_u64().filter(|&id| id < vocab as u64);
         id.map(|id| id as u32).with_context(|| {
-            format!("--tokens {}: entry {index} is {value} (accepted: 0 to {})", path.display(), vocab - 1)
+            format!(
+                "--tokens {}: entry {index} is {value} (accepted: a whole number from 0 to {})",
+                path.display(),
+                vocab - 1
+            )
         })
     };
     values.iter().enumerate().map(id).collect()
+}
+
+/// Whether two paths lead to one file that is there.
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 /// Runs the command.
@@ -77,6 +90,14 @@ pub(super) fn run(args: &EvalArgs) -> anyhow::Result<ExitCode> {
     let source = Source::from_option(args.model.model.as_deref())?;
     let checkpoint = Arc::new(progress::loading(|| source.open())?);
     let vocab = checkpoint.model().config.vocab_size;
+    if let Some(logits) = &args.logits {
+        let inputs = [("--tokens", Some(&args.tokens)), ("--reference", args.reference.as_ref())];
+        for (option, path) in inputs {
+            if path.is_some_and(|path| same_file(path, logits)) {
+                bail!("--logits {} is the file of {option} (accepted: another file)", logits.display());
+            }
+        }
+    }
     let tokens = read_tokens(&args.tokens, vocab)?;
     let most = device::max_seq(&checkpoint, &args.model)?;
     if tokens.len() > most {
@@ -90,12 +111,12 @@ pub(super) fn run(args: &EvalArgs) -> anyhow::Result<ExitCode> {
     };
     let capacity = device::capacity(&checkpoint, tokens.len(), Demand::single(chunk));
     let mut device = device::open(Arc::clone(&checkpoint), &args.model, precision, capacity)?;
-    let mut writer = match &args.logits {
-        Some(path) => Some(LogitsWriter::create(path, tokens.len(), vocab)?),
-        None => None,
-    };
     let reference = match &args.reference {
         Some(path) => Some(LogitsReader::open(path, tokens.len(), vocab)?),
+        None => None,
+    };
+    let mut writer = match &args.logits {
+        Some(path) => Some(LogitsWriter::create(path, tokens.len(), vocab)?),
         None => None,
     };
     let mut comparison = Comparison::default();
@@ -110,6 +131,10 @@ pub(super) fn run(args: &EvalArgs) -> anyhow::Result<ExitCode> {
         let logits = step(device.as_mut(), ids, start, &pages)?;
         time += begin.elapsed();
         ensure!(logits.len() == ids.len() * vocab, "the device gave {} logits for {} rows", logits.len(), ids.len());
+        if let Some(at) = logits.iter().position(|logit| !logit.is_finite()) {
+            let (position, id) = (start + at / vocab, at % vocab);
+            bail!("the logit of id {id} at position {position} is {} (accepted: a finite number)", logits[at]);
+        }
         for (row, logits) in logits.chunks_exact(vocab).enumerate() {
             if let Some(&next) = tokens.get(start + row + 1) {
                 nll -= log_softmax_at(logits, next as usize);

@@ -4,6 +4,7 @@
 mod bench;
 mod doctor;
 mod eval;
+mod input;
 mod options;
 mod plan;
 mod progress;

@@ -1,6 +1,6 @@
 //! `lily run`: one prompt, the answer on stdout as it is generated. Thinking (on a terminal) and statistics go to stderr.
 
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use lily_model::text::Message;
 
+use super::input;
 use super::options::ModelOptions;
 use super::progress;
 use crate::api::answer::Piece;
@@ -20,10 +21,13 @@ use crate::source::Source;
 
 /// Answer one prompt
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  lily run -p \"Tell me a story about a fox\"\n  echo \"What is the capital of \
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:\n  lily run -p \"Tell me a story about a fox\"\n  echo \"What is the capital of \
                         France?\" | lily run --no-think --temperature 0\n  lily run --model \
                         ~/Qwen3.6-35B-A3B-4bit -p \"Explain RoPE\" --max-tokens 800\n\nThe answer goes to stdout; \
-                        thinking (if stderr is a terminal) and statistics to stderr.")]
+                        thinking (if stderr is a terminal) and statistics to stderr."
+)]
 pub(super) struct RunArgs {
     #[command(flatten)]
     model: ModelOptions,
@@ -50,6 +54,9 @@ pub(super) struct RunArgs {
     raw: bool,
 }
 
+/// Largest prompt from stdin: more than any context holds.
+const MOST_PROMPT_BYTES: u64 = 32 << 20;
+
 fn temperature(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(number) if (0.0..=2.0).contains(&number) => Ok(number),
@@ -62,12 +69,11 @@ impl RunArgs {
         let text = match &self.prompt {
             Some(text) => text.clone(),
             None => {
-                let mut stdin = io::stdin();
+                let stdin = io::stdin();
                 if stdin.is_terminal() {
                     eprintln!("(type a prompt, then Ctrl-D)");
                 }
-                let mut text = String::new();
-                stdin.read_to_string(&mut text).context("stdin")?;
+                let text = input::read(stdin.lock(), MOST_PROMPT_BYTES).context("stdin")?;
                 if self.raw { text } else { text.trim_end_matches(['\n', '\r']).to_owned() }
             }
         };

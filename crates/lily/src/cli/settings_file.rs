@@ -1,6 +1,7 @@
 //! `--settings FILE`: defaults from a TOML file. Each key is a long option's name; it becomes that option's default, so
 //! the command line and the environment win over it, and clap checks its value like any other.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
@@ -9,7 +10,7 @@ use toml::{Table, Value};
 
 /// Gives `command` the defaults of the file that `--settings` or `LILY_SETTINGS` names, if any.
 pub(super) fn apply(command: Command) -> anyhow::Result<Command> {
-    let Some(path) = path_from(std::env::args()).or_else(|| std::env::var_os("LILY_SETTINGS").map(PathBuf::from))
+    let Some(path) = path_from(std::env::args_os()).or_else(|| std::env::var_os("LILY_SETTINGS").map(PathBuf::from))
     else {
         return Ok(command);
     };
@@ -18,12 +19,13 @@ pub(super) fn apply(command: Command) -> anyhow::Result<Command> {
 }
 
 /// The value of `--settings` among raw arguments: it must be known before they can be parsed.
-fn path_from(mut args: impl Iterator<Item = String>) -> Option<PathBuf> {
+fn path_from(mut args: impl Iterator<Item = OsString>) -> Option<PathBuf> {
     while let Some(arg) = args.next() {
         if arg == "--settings" {
             return args.next().map(PathBuf::from);
         }
-        if let Some(path) = arg.strip_prefix("--settings=") {
+        // A path that is not UTF-8 has to follow in an argument of its own.
+        if let Some(path) = arg.to_str().and_then(|arg| arg.strip_prefix("--settings=")) {
             return Some(PathBuf::from(path));
         }
     }
@@ -84,6 +86,14 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn arguments_that_are_not_utf8_are_passed_over() {
+        use std::os::unix::ffi::OsStringExt;
+        let odd = OsString::from_vec(vec![0xff]);
+        assert_eq!(path_from([odd.clone(), "--settings".into(), odd.clone()].into_iter()), Some(odd.into()));
+    }
 
     fn parse(file: &str, args: &[&str]) -> anyhow::Result<clap::ArgMatches> {
         Ok(with_defaults(super::super::Cli::command(), file)?.try_get_matches_from(args)?)

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use lily_cpu::{CpuDevice, CpuOptions, Precision};
 use lily_model::checkpoint::Checkpoint;
@@ -14,6 +14,7 @@ use lily_model::graph::Phase;
 use lily_model::synth::{self, SynthOptions, Tokenizer};
 use lily_model::text::qwen36_tokenizer_json;
 
+use super::input;
 use super::plan::Preset;
 use super::progress;
 use crate::device::{self, Demand};
@@ -43,6 +44,9 @@ pub(super) struct SynthArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     layers: Option<u16>,
 }
+
+/// Largest config.json.
+const MOST_CONFIG_BYTES: u64 = 16 << 20;
 
 /// Tokens that the routing is measured over.
 const ROUTED_TOKENS: usize = 256;
@@ -74,10 +78,7 @@ fn routing(folder: &Path, seed: u64) -> anyhow::Result<String> {
 /// Runs the command.
 pub(super) fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
     let config = match (&args.config, args.preset) {
-        (Some(path), _) => {
-            let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
-            ModelConfig::from_json(&text)?
-        }
+        (Some(path), _) => ModelConfig::from_json(&input::text("--config", path, MOST_CONFIG_BYTES)?)?,
         (None, Some(preset)) => preset.config(),
         (None, None) => bail!("--config or --preset is required"),
     };

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use lily_model::checkpoint::AlignedBytes;
@@ -12,16 +12,25 @@ use serde_json::json;
 
 const NAME: &str = "logits";
 
-/// Writes rows.
+/// Writes rows, into a file beside the one that is wanted: that one appears when it is whole, or stays as it was.
 pub(super) struct LogitsWriter {
     file: BufWriter<File>,
     left: usize,
+    partial: PathBuf,
+    path: PathBuf,
 }
 
 impl LogitsWriter {
     /// Starts a file of `positions` rows.
     pub(super) fn create(path: &Path, positions: usize, vocab: usize) -> anyhow::Result<Self> {
-        let file = File::create(path).with_context(|| format!("--logits {}", path.display()))?;
+        // What is no regular file (a device, a pipe) is written as it is.
+        let in_place = path.metadata().is_ok_and(|found| !found.is_file());
+        let mut partial = path.as_os_str().to_owned();
+        if !in_place {
+            partial.push(format!(".{}.partial", std::process::id()));
+        }
+        let partial = PathBuf::from(partial);
+        let file = File::create(&partial).with_context(|| format!("--logits {}", path.display()))?;
         let bytes = positions * vocab * 4;
         let header = json!({NAME: {"dtype": "F32", "shape": [positions, vocab], "data_offsets": [0, bytes]}});
         let mut header = header.to_string();
@@ -29,23 +38,42 @@ impl LogitsWriter {
         while !header.len().is_multiple_of(8) {
             header.push(' ');
         }
-        let mut file = BufWriter::new(file);
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(header.as_bytes())?;
-        Ok(LogitsWriter { file, left: positions * vocab })
+        let (file, path) = (BufWriter::new(file), path.to_path_buf());
+        let mut writer = LogitsWriter { file, left: positions * vocab, partial, path };
+        let length = (header.len() as u64).to_le_bytes();
+        writer.put(&[&length[..], header.as_bytes()].concat())?;
+        Ok(writer)
     }
 
     /// Writes the next values.
     pub(super) fn write(&mut self, logits: &[f32]) -> anyhow::Result<()> {
         ensure!(logits.len() <= self.left, "more logits than positions");
         self.left -= logits.len();
-        Ok(logits.iter().try_for_each(|l| self.file.write_all(&l.to_le_bytes()))?)
+        logits.iter().try_for_each(|l| self.put(&l.to_le_bytes()))
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        self.file.write_all(bytes).with_context(|| format!("--logits {}", self.path.display()))
     }
 
     /// Ends the file.
     pub(super) fn finish(mut self) -> anyhow::Result<()> {
         ensure!(self.left == 0, "{} logits are missing", self.left);
-        Ok(self.file.flush()?)
+        let place = || format!("--logits {}", self.path.display());
+        self.file.flush().with_context(place)?;
+        if self.partial != self.path {
+            std::fs::rename(&self.partial, &self.path).with_context(place)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for LogitsWriter {
+    fn drop(&mut self) {
+        if self.partial != self.path {
+            // After `finish` there is none.
+            let _ = std::fs::remove_file(&self.partial);
+        }
     }
 }
 
