@@ -1,16 +1,9 @@
 // What every native variant starts from. Constants of the model stand in front of this text, as for the Metal kernels, whose
 // names, arguments and results the variants share. Compute capability 9.0; compiled by NVRTC without headers.
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 // Tokens of a page of the KV cache, and taps of the convolution.
 #define PAGE 256
 #define CONV_TAPS 4
-
-#define FN static __device__ __forceinline__
 
 // Counts of the step, and one row of it: as in common.metal.
 struct Step {

@@ -8,7 +8,11 @@ use super::graph::{Graph, Launch, Waiting};
 use super::native::Shape;
 
 /// Text of the kernels.
-pub const SOURCE: &str = include_str!("../../kernels/cuda/limits.cu");
+pub const SOURCE: &str = concat!(
+    include_str!("../../kernels/cuda/types.cu"),
+    include_str!("../../kernels/cuda/wgmma.cu"),
+    include_str!("../../kernels/cuda/limits.cu")
+);
 
 /// What a GPU reaches.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -24,6 +24,7 @@ macro_rules! files {
 
 /// Source files, in the order they are compiled.
 pub const FILES: &[(&str, &str)] = &files![
+    "types.cu",
     "common.cu",
     "matvec.cu",
     "router.cu",
