@@ -1,6 +1,7 @@
 """`lily run`, `eval` and `synth` as scripts use them: stdout carries the result alone."""
 
 import json
+from pathlib import Path
 
 from conftest import ROOT
 
@@ -84,6 +85,34 @@ def test_eval_never_writes_over_its_own_input(lily, tmp_path):
         assert done.returncode == 1 and "accepted: another file" in done.stderr
     assert ids.read_text() == "[1, 2, 3]" and reference.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ids.json", "ref.safetensors"]
+
+
+def overflow(checkpoint: Path, tensor: str) -> None:
+    """Sets all bf16 numbers of a tensor to the largest there is."""
+    for shard in checkpoint.glob("*.safetensors"):
+        data = bytearray(shard.read_bytes())
+        header = int.from_bytes(data[:8], "little")
+        found = json.loads(data[8 : 8 + header]).get(tensor)
+        if found:
+            begin, end = (8 + header + at for at in found["data_offsets"])
+            data[begin:end] = b"\x7f\x7f" * ((end - begin) // 2)
+            shard.write_bytes(data)
+            return
+    raise KeyError(tensor)
+
+
+def test_a_model_whose_numbers_overflow_is_an_error_and_not_an_answer(lily, tmp_path):
+    out = tmp_path / "model"
+    config = ROOT / "tests/fixtures/tiny-a/config.json"
+    assert lily("synth", "--config", config, "--out", out).returncode == 0
+    overflow(out, "language_model.lm_head.scales")
+    ids = tmp_path / "ids.json"
+    ids.write_text("[1, 2, 3, 4]")
+    commands = [["eval", "--tokens", ids]]
+    commands += [["run", "--raw", "-p", "Hello", "--max-tokens", "4", "--temperature", t] for t in ("0", "1")]
+    for command in commands:
+        done = lily(*command, "--model", out)
+        assert done.returncode == 1 and "logit" in done.stderr, (command, done.stdout, done.stderr)
 
 
 def test_files_without_an_end_are_refused(lily, tmp_path):

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lily_model::checkpoint::{Checkpoint, FloatView, WeightView};
 use lily_model::device::{
-    Capacity, Device, DeviceError, DeviceInfo, MAX_STEPS_IN_FLIGHT, Output, PageId, SlotId, Step, StepResult,
+    Capacity, Device, DeviceError, DeviceInfo, MAX_STEPS_IN_FLIGHT, NO_TOKEN, Output, PageId, SlotId, Step, StepResult,
 };
 use lily_model::graph::{Phase, Plan, WeightKind};
 use lily_model::synth::RoutingCounts;
@@ -191,7 +191,8 @@ impl Device for CpuDevice {
         match step.output {
             Output::Argmax => {
                 result.tokens = chosen.to_vec();
-                self.chosen = result.tokens.clone();
+                // A row without a token goes on with any, until the host has seen it.
+                self.chosen = chosen.iter().map(|&id| if id == NO_TOKEN { 0 } else { id }).collect();
             }
             Output::Logits => {
                 let logits = self.output("logits", count * vocab, |s| match s {

@@ -222,6 +222,21 @@ fn a_failed_step_ends_its_requests_alone_and_leaves_the_engine_right() {
 }
 
 #[test]
+fn logits_that_are_no_numbers_end_a_request_with_an_error_greedy_or_sampled() {
+    let (engine, control) = engine();
+    control.lock().unwrap().faulty = true;
+    let sampled = Request::new(tokens(5, 40), SamplingParams { seed: Some(1), ..SamplingParams::default() });
+    for request in [greedy(tokens(5, 40), 10), sampled] {
+        match run(&engine, request).reason {
+            FinishReason::Error(message) => assert!(message.contains("logits"), "{message}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    control.lock().unwrap().faulty = false;
+    assert_eq!(run(&engine, greedy(tokens(5, 40), 10)).ids, cold(greedy(tokens(5, 40), 10)).ids);
+}
+
+#[test]
 fn a_step_that_fails_behind_a_finished_one_does_not_poison_the_cache() {
     let expected = cold(greedy(tokens(16, 300), 30));
     let (engine, control) = engine_ending_with(expected.ids[10]);

@@ -1,5 +1,6 @@
 // The id of the largest logit of each logit row, ties to the lowest id. ARGMAX_PARTS threadgroups a row look through a part
-// each; the last to arrive compares the parts and writes the token for the host and for the next step's embedding.
+// each; the last to arrive compares the parts and writes the token for the host and for the next step's embedding. Where no
+// logit, or the largest, is no finite number, the host gets NO_TOKEN and the next step any id.
 // group.x part, group.y logit row.
 
 // Keeps the better of two candidates in every lane: the larger value, or the lower id.
@@ -64,7 +65,7 @@ kernel void argmax(
         best_of_simdgroup(value, id);
         if (lane == 0) {
             next[index] = uint(id);
-            chosen[index] = uint(id);
+            chosen[index] = value > MASKED && value < -MASKED ? uint(id) : NO_TOKEN;
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use lily_model::config::ModelConfig;
+use lily_model::device::NO_TOKEN;
 
 use crate::roles::{Role, StorageTable};
 use crate::route::MatrixRoute;
@@ -196,6 +197,7 @@ fn constants(
     define("ATTN_SCALE", &format_args!("{:e}f", 1.0 / (c.head_dim as f32).sqrt()));
     // Stands for minus infinity, which fast math may assume away.
     define("MASKED", &"-1.0e30f");
+    define("NO_TOKEN", &format_args!("{NO_TOKEN}u"));
     for role in Role::ALL {
         if let Some(storage) = table.get(&role) {
             define(&format!("{}_BITS", role.name()), &storage.bits);

@@ -102,10 +102,13 @@ impl Step<'_> {
     }
 }
 
+/// Stands for the id of a row whose logits are faulty. A step that takes it by [`Tokens::Previous`] takes a valid id instead.
+pub const NO_TOKEN: u32 = u32::MAX;
+
 /// What a finished step gives.
 #[derive(Debug, Clone, Default)]
 pub struct StepResult {
-    /// With [`Output::Argmax`]: one id a logit row.
+    /// With [`Output::Argmax`]: one id a logit row; [`NO_TOKEN`] where no logit, or the largest, is no finite number.
     pub tokens: Vec<u32>,
     /// With [`Output::Logits`]: `[logit rows, vocab]`.
     pub logits: Vec<f32>,

@@ -1,5 +1,6 @@
 //! Operations on whole rows: embedding, residual norms, the choice of a token.
 
+use lily_model::device::NO_TOKEN;
 use lily_model::graph::{BufferId, WeightId};
 
 use super::{Context, Workspace, room};
@@ -68,6 +69,8 @@ pub(super) fn argmax(c: &Context<'_>, team: &Team<'_>, logits: BufferId, next: B
     let (logits, next) = (c.f32s(logits), c.u32s(next));
     team.for_each(c.inputs.logit_rows.len(), 1, |row| {
         // SAFETY: logits were finished before the last barrier; a row belongs to the thread that claimed it.
-        unsafe { next.part_mut(row..row + 1)[0] = c.units.argmax(logits.part(row * vocab..(row + 1) * vocab)) as u32 };
+        let (logits, next) = unsafe { (logits.part(row * vocab..(row + 1) * vocab), next.part_mut(row..row + 1)) };
+        let best = c.units.argmax(logits);
+        next[0] = if logits[best].is_finite() { best as u32 } else { NO_TOKEN };
     });
 }

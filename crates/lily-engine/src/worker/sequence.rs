@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use lily_model::device::{PageId, SlotId};
+use lily_model::device::{NO_TOKEN, PageId, SlotId};
 use lily_model::graph::Plan;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -149,6 +149,9 @@ impl Sequence {
         let logits = match output {
             RowOutput::Argmax(id) => {
                 let id = self.forced.front().copied().unwrap_or(id);
+                if id == NO_TOKEN {
+                    return Err(faulty_logits("no finite largest value".into()));
+                }
                 return Ok(Chosen { id, logprob: None, top: Vec::new() });
             }
             RowOutput::Logits(logits) => logits,
@@ -168,9 +171,7 @@ impl Sequence {
 
     fn sample(&mut self, logits: &mut [f32], vocabulary: &Vocabulary) -> Result<u32, FinishReason> {
         if let Some(id) = logits.iter().position(|logit| !logit.is_finite()) {
-            let message =
-                format!("the model gave the logit {} for id {id}: its weights or this device are faulty", logits[id]);
-            return Err(FinishReason::Error(message));
+            return Err(faulty_logits(format!("{} at id {id}", logits[id])));
         }
         let allowed = match &mut self.mask {
             Some(mask) if !self.stage.is_thinking() => {
@@ -250,6 +251,11 @@ impl Sequence {
     pub fn send(&self, event: Event) {
         let _ = self.events.send(event);
     }
+}
+
+/// What ends a sequence whose next token the model does not tell.
+fn faulty_logits(what: String) -> FinishReason {
+    FinishReason::Error(format!("the model's logits have {what}: its weights or this device are faulty"))
 }
 
 impl Clock {

@@ -15,7 +15,8 @@ use lily_engine::{
     TokenEvent, Usage,
 };
 use lily_model::device::{
-    Capacity, Device, DeviceError, DeviceInfo, MAX_STEPS_IN_FLIGHT, Output, PageId, SlotId, Step, StepResult, Tokens,
+    Capacity, Device, DeviceError, DeviceInfo, MAX_STEPS_IN_FLIGHT, NO_TOKEN, Output, PageId, SlotId, Step, StepResult,
+    Tokens,
 };
 use lily_model::graph::Phase;
 use lily_model::text::Tokenizer;
@@ -41,6 +42,8 @@ pub struct Control {
     pub rows: usize,
     /// Logits of id added in every step, to make tokens likely.
     pub favour: Vec<(u32, f32)>,
+    /// Logits are no numbers.
+    pub faulty: bool,
 }
 
 pub type Shared = Arc<Mutex<Control>>;
@@ -77,7 +80,10 @@ impl Oracle {
     }
 
     fn compute(&mut self, step: &Step<'_>) -> Result<StepResult, DeviceError> {
-        let favour = self.control.lock().unwrap().favour.clone();
+        let (favour, faulty) = {
+            let control = self.control.lock().unwrap();
+            (control.favour.clone(), control.faulty)
+        };
         let ids: Vec<u32> = match step.tokens {
             Tokens::Ids(ids) => ids.to_vec(),
             Tokens::Previous => self.previous.clone(),
@@ -126,8 +132,12 @@ impl Oracle {
                 // Added tokens come only where a test favours them.
                 logits[456..].iter_mut().for_each(|l| *l -= 9.0);
                 favour.iter().for_each(|&(id, plus)| logits[id as usize] += plus);
+                if faulty {
+                    logits.fill(f32::NAN);
+                }
                 match step.output {
                     Output::Logits => result.logits.extend(logits),
+                    Output::Argmax if faulty => result.tokens.push(NO_TOKEN),
                     Output::Argmax => {
                         let best = logits.iter().copied().fold(f32::MIN, f32::max);
                         result.tokens.push(logits.iter().position(|&l| l == best).unwrap() as u32);

@@ -54,6 +54,9 @@ impl DiskTier {
     /// Opens the folder and lists what is usable in it.
     pub fn open(config: DiskConfig) -> std::io::Result<Self> {
         std::fs::create_dir_all(&config.dir)?;
+        // Better told now than in a warning for each snapshot.
+        let probe = config.dir.join(format!(".writable-{}", std::process::id()));
+        std::fs::File::create(&probe).and_then(|_| std::fs::remove_file(&probe))?;
         let mut index = list(&config)?;
         delete(index.drop_orphans());
         delete(index.shrink(config.bytes));

@@ -1,7 +1,7 @@
 //! Embedding, head, argmax.
 
 use lily_cpu::reference::{argmax, embed};
-use lily_model::device::Tokens;
+use lily_model::device::{NO_TOKEN, Tokens};
 use lily_model::graph::OpKind;
 
 use super::super::case::Fill;
@@ -64,14 +64,24 @@ impl Source<'_> {
                         }
                     }
                 }
+                // Rows that hold no number, and more than a number, beside good ones.
+                let faulty = count / 3;
+                for (row, values) in values.chunks_exact_mut(vocab).take(faulty).enumerate() {
+                    values.fill(f32::NAN);
+                    if row % 2 == 1 {
+                        values[self.random.below(vocab)] = f32::INFINITY;
+                    }
+                }
                 let best: Vec<u32> = values.chunks_exact(vocab).map(|row| argmax(row) as u32).collect();
+                let mut chosen = best.clone();
+                chosen[..faulty].fill(NO_TOKEN);
                 let mut trial = Trial::default().input(logits, Values::F32(values));
                 trial.outputs.push(Output {
                     name: "chosen",
                     place: Place::Chosen,
                     width: 1,
                     tolerance: tolerance::NONE,
-                    parts: vec![Part::new(0, Values::U32(best.clone()))],
+                    parts: vec![Part::new(0, Values::U32(chosen))],
                 });
                 trial.output("next_tokens", next, 1, tolerance::NONE, Values::U32(best))
             }
