@@ -109,8 +109,6 @@ pub fn write(
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<SynthReport, SynthError> {
     let model = Model::new(config.clone())?;
-    let layout = layout::layout(&model);
-    let (texts, tokenizer) = text::files(config, options.tokenizers)?;
     let on = |path: &Path| {
         let path = path.to_path_buf();
         move |source| SynthError::Io { path, source }
@@ -123,6 +121,8 @@ pub fn write(
             return Err(SynthError::Exists { path });
         }
     }
+    let layout = layout::layout(&model);
+    let (texts, tokenizer) = text::files(config, options.tokenizers)?;
     let mut files = Vec::with_capacity(layout.shards.len());
     for shard in &layout.shards {
         let path = out.join(&shard.name);

@@ -18,6 +18,8 @@ use super::state::Serving;
 pub struct Ask {
     /// What the model reads.
     pub prompt: Prompt,
+    /// Path of the field that it came from, for errors.
+    pub prompt_field: String,
     /// How tokens are chosen; choice i of several uses `seed + i`.
     pub sampling: SamplingParams,
     /// Most tokens to generate.
@@ -136,27 +138,29 @@ impl Chat {
 /// Text that a prompt may have for each token of the context. Real text has 3 to 6 bytes a token; tokenizing takes time and
 /// a hundred times its bytes of memory, so what cannot fit is refused before.
 const BYTES_A_TOKEN: usize = 16;
+/// Text that is tokenized however short the context.
+const SHORT_TEXT: usize = 64 << 10;
 
 impl Prompt {
-    /// Renders and tokenizes. Takes a while for long prompts: call it off the async threads.
-    pub fn tokenize(&self, serving: &Serving) -> Result<Tokenized, ApiError> {
-        let encode = |error: lily_model::text::TokenizerError| ApiError::invalid("prompt", error.to_string());
+    /// Renders and tokenizes what came in `field`. Takes a while for long prompts: call it off the async threads.
+    pub fn tokenize(&self, field: &str, serving: &Serving) -> Result<Tokenized, ApiError> {
+        let encode = |error: lily_model::text::TokenizerError| ApiError::invalid(field, error.to_string());
         let plain = |tokens| Tokenized { tokens, form: Form::Raw, branch_points: Vec::new() };
         let context = serving.engine.limits().max_seq;
-        let most = context.saturating_mul(BYTES_A_TOKEN);
-        let fits = |param: &str, bytes: usize| {
+        let most = context.saturating_mul(BYTES_A_TOKEN).max(SHORT_TEXT);
+        let fits = |bytes: usize| {
             if bytes <= most {
                 return Ok(());
             }
             let message = format!(
-                "the prompt has {bytes} bytes of text (accepted: at most {most}, {BYTES_A_TOKEN} for each of the {context} tokens of context)"
+                "`{field}` comes to {bytes} bytes of text (accepted: at most {most} for {context} tokens of context)"
             );
-            Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) })
+            Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(field, message) })
         };
         match self {
             Prompt::Tokens(tokens) => Ok(plain(tokens.clone())),
             Prompt::Text(text) => {
-                fits("prompt", text.len())?;
+                fits(text.len())?;
                 Ok(plain(serving.tokenizer.encode_markup(text).map_err(encode)?))
             }
             Prompt::Chat(chat) => {
@@ -167,7 +171,7 @@ impl Prompt {
                     kwargs: &chat.kwargs,
                     add_generation_prompt: true,
                 })?;
-                fits("messages", rendered.text().len())?;
+                fits(rendered.text().len())?;
                 let tokens = serving.tokenizer.encode_prompt(&rendered).map_err(encode)?;
                 let begin = ReasoningStart::of_prompt(rendered.text());
                 let tools = (!tools.is_empty()).then(|| Arc::new(ToolSchemas::new(&tools)));
@@ -181,8 +185,10 @@ impl Prompt {
 impl Ask {
     /// A plain request for a prompt.
     pub fn new(prompt: Prompt, sampling: SamplingParams) -> Self {
+        let prompt_field = if matches!(prompt, Prompt::Chat(_)) { "messages" } else { "prompt" };
         Ask {
             prompt,
+            prompt_field: prompt_field.into(),
             sampling,
             max_tokens: None,
             min_tokens: 0,
@@ -231,12 +237,8 @@ impl Ask {
     /// Tokenizes, compiles the constraint and submits. Blocks: call it off the async threads.
     fn start_blocking(self, serving: &Serving, deadline: Option<Instant>) -> Result<Choices, ApiError> {
         let constraint = self.constraint()?;
-        let prompt = self.prompt.tokenize(serving)?;
+        let prompt = self.prompt.tokenize(&self.prompt_field, serving)?;
         let only_one_call = matches!(&self.prompt, Prompt::Chat(chat) if chat.parallel_calls == ParallelCalls::One);
-        let param = match self.prompt {
-            Prompt::Chat(_) => "messages",
-            _ => "prompt",
-        };
         let places = serving.engine.places();
         if self.n > places {
             let message = format!("`n` is {} (accepted: 1 to {places}, which may run and wait at once)", self.n);
@@ -270,7 +272,7 @@ impl Ask {
             let generation = serving.engine.submit(request).map_err(|error| {
                 let error = ApiError::from(error);
                 if error.param.as_deref() == Some("messages") {
-                    ApiError { param: Some(param.into()), ..error }
+                    ApiError { param: Some(self.prompt_field.clone()), ..error }
                 } else {
                     error
                 }

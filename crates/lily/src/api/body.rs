@@ -14,10 +14,6 @@ use super::error::ApiError;
 use super::fields;
 use super::state::App;
 
-/// Longest silence within a body.
-const SILENCE: Duration = Duration::from_secs(15);
-/// Longest time a whole body may take.
-const WHOLE: Duration = Duration::from_secs(120);
 /// So many times the limit is read and dropped, so that the client gets to read the refusal instead of a reset.
 const DRAIN: usize = 16;
 
@@ -56,8 +52,13 @@ pub async fn json(request: Request, app: &App) -> Result<Value, ApiError> {
     if declares_too_much(&request, limit) {
         return Err(ApiError::too_large(limit));
     }
-    let reading = read(request, limit, &app.bodies);
-    let (bytes, held) = timeout(WHOLE, reading).await.map_err(|_| ApiError::body_timeout())??;
+    plain(&request)?;
+    let patience = app.settings.patience;
+    let reading = timeout(patience.body, read(request, limit, patience.pause, &app.bodies));
+    let (bytes, held) = tokio::select! {
+        read = reading => read.map_err(|_| ApiError::body_timeout())??,
+        () = app.ended() => return Err(ApiError::unavailable("the server is shutting down")),
+    };
     if bytes.len() <= LONG {
         return fields::parse(&bytes);
     }
@@ -78,15 +79,30 @@ fn declares_too_much(request: &Request, limit: usize) -> bool {
     length.is_some_and(|length| length > most as u64)
 }
 
+/// Refuses a body in a form that is not read: compressed ones.
+fn plain(request: &Request) -> Result<(), ApiError> {
+    match request.headers().get(header::CONTENT_ENCODING) {
+        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
+            Err(ApiError::encoded(&String::from_utf8_lossy(encoding.as_bytes())))
+        }
+        _ => Ok(()),
+    }
+}
+
 type Held = Option<OwnedSemaphorePermit>;
 
-async fn read(request: Request, limit: usize, memory: &BodyMemory) -> Result<(Vec<u8>, Held), ApiError> {
+async fn read(
+    request: Request,
+    limit: usize,
+    pause: Duration,
+    memory: &BodyMemory,
+) -> Result<(Vec<u8>, Held), ApiError> {
     let mut held = None;
     let mut stream = request.into_body().into_data_stream();
     let mut bytes = Vec::new();
     let mut length = 0usize;
     loop {
-        let chunk = timeout(SILENCE, stream.next()).await.map_err(|_| ApiError::body_timeout())?;
+        let chunk = timeout(pause, stream.next()).await.map_err(|_| ApiError::body_timeout())?;
         let Some(chunk) = chunk else { break };
         let chunk = chunk.map_err(|error| ApiError::not_json(format!("the body ended early: {error}")))?;
         length = length.saturating_add(chunk.len());

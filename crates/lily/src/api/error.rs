@@ -102,6 +102,12 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("request_too_large"), message)
     }
 
+    /// 415: a body that is compressed.
+    pub fn encoded(encoding: &str) -> Self {
+        let message = format!("Content-Encoding is {encoding} (accepted: none, or identity)");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", Some("unsupported_encoding"), message)
+    }
+
     /// 431.
     pub fn head_too_large(limit: usize) -> Self {
         let message = format!("the request's head is larger than {limit} bytes");

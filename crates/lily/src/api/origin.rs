@@ -53,10 +53,11 @@ fn is_local(host: &str) -> bool {
     name.parse::<IpAddr>().is_ok() || name == "localhost" || own.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Whether an origin is a web page of another machine. Programs that show pages of their own have origins of other kinds.
+/// Whether an origin is a web page of another machine, or hides what it is, as a frame of any page can. Programs that show
+/// pages of their own have origins of other kinds.
 fn is_foreign_page(origin: &str) -> bool {
     let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-    host.is_some_and(|host| !is_local(host))
+    origin == "null" || host.is_some_and(|host| !is_local(host))
 }
 
 #[cfg(test)]
@@ -77,8 +78,10 @@ mod tests {
 
     #[test]
     fn a_page_of_another_machine_is_foreign_and_an_extension_is_not() {
-        assert!(is_foreign_page("http://evil.example") && is_foreign_page("https://evil.example:8443"));
-        for origin in ["http://localhost:3000", "http://127.0.0.1", "app://obsidian.md", "null"] {
+        for origin in ["http://evil.example", "https://evil.example:8443", "null"] {
+            assert!(is_foreign_page(origin), "{origin}");
+        }
+        for origin in ["http://localhost:3000", "http://127.0.0.1", "app://obsidian.md"] {
             assert!(!is_foreign_page(origin), "{origin}");
         }
     }

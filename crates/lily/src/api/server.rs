@@ -16,8 +16,6 @@ use super::connection::PeerStream;
 use super::router::router;
 use super::state::App;
 
-/// Longest time for the head of a request, and for the silence before it on a kept connection.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most bytes of a request's head. The HTTP library reads up to twice as many before it counts; `router.rs` is exact.
 pub(super) const HEAD_BYTES: usize = 64 << 10;
 /// Most header lines.
@@ -31,6 +29,8 @@ const FAREWELL: Duration = Duration::from_secs(3);
 pub struct Server {
     listener: TcpListener,
     router: Router,
+    /// Longest time for the head of a request.
+    head_timeout: Duration,
     /// Referred to by each request that is worked on.
     requests: Arc<()>,
 }
@@ -39,7 +39,8 @@ impl Server {
     /// Listens at `address` (`127.0.0.1:8000`; port 0 = any free one).
     pub async fn bind(address: &str, app: &Arc<App>) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
-        Ok(Server { listener, router: router(app), requests: Arc::new(()) })
+        let head_timeout = app.settings.patience.head;
+        Ok(Server { listener, router: router(app), head_timeout, requests: Arc::new(()) })
     }
 
     /// Where it listens.
@@ -92,7 +93,7 @@ impl Server {
         let service = TowerToHyperService::new(self.router.clone().layer(Extension(peer)));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
+            .header_read_timeout(self.head_timeout)
             .half_close(true)
             .max_buf_size(HEAD_BYTES)
             .max_headers(HEAD_LINES)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lily_engine::Engine;
 use lily_model::text::{ChatTemplate, Tokenizer};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::body::BodyMemory;
 use super::error::ApiError;
@@ -25,8 +25,27 @@ pub struct ApiSettings {
     pub max_body: usize,
     /// Longest time a request may take.
     pub request_timeout: Option<Duration>,
+    /// How long clients may take to send.
+    pub patience: Patience,
     /// Most thinking tokens of a request that does not say.
     pub thinking_budget: Option<usize>,
+}
+
+/// How long a client may take to send its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// The head, and the silence before it on a kept connection.
+    pub head: Duration,
+    /// A pause within the body.
+    pub pause: Duration,
+    /// The whole body.
+    pub body: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience { head: Duration::from_secs(30), pause: Duration::from_secs(15), body: Duration::from_secs(120) }
+    }
 }
 
 impl Default for ApiSettings {
@@ -37,6 +56,7 @@ impl Default for ApiSettings {
             cors_origins: Vec::new(),
             max_body: 32 << 20,
             request_timeout: None,
+            patience: Patience::default(),
             thinking_budget: None,
         }
     }
@@ -120,6 +140,7 @@ pub struct App {
     /// Settings of the server.
     pub settings: ApiSettings,
     pub(super) bodies: BodyMemory,
+    ending: watch::Sender<bool>,
     serving: OnceLock<Arc<Serving>>,
 }
 
@@ -127,12 +148,23 @@ impl App {
     /// A server whose model is still being loaded.
     pub fn new(settings: ApiSettings) -> Arc<Self> {
         let bodies = BodyMemory::new(settings.max_body);
-        Arc::new(App { settings, bodies, serving: OnceLock::new() })
+        Arc::new(App { settings, bodies, ending: watch::Sender::new(false), serving: OnceLock::new() })
     }
 
     /// The model is loaded. Only the first call counts.
     pub fn loaded(&self, serving: Arc<Serving>) {
         self.serving.get_or_init(|| serving);
+    }
+
+    /// No further request is taken: those whose body is not complete are refused.
+    pub fn end(&self) {
+        self.ending.send_replace(true);
+    }
+
+    /// Returns when [`App::end`] has been called.
+    pub(super) async fn ended(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.ending.subscribe().wait_for(|ending| *ending).await;
     }
 
     /// The model, or 503 while it is being loaded.

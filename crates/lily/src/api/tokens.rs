@@ -18,24 +18,24 @@ use super::state::App;
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let serving = Arc::clone(app.serving()?);
     let mut fields = Fields::top(body::json(request, &app).await?)?;
-    let content = fields.text("content")?;
-    let text = fields.text("prompt")?.or(content);
-    let prompt = match text {
-        Some(text) => Prompt::Text(text),
+    let content = fields.text("content")?.map(|text| (text, "content"));
+    let text = fields.text("prompt")?.map(|text| (text, "prompt")).or(content);
+    let (prompt, field) = match text {
+        Some((text, field)) => (Prompt::Text(text), field),
         None => {
             let mut chat = Chat { messages: messages::messages(&mut fields)?, ..Chat::default() };
             tools::tools(&mut fields, &mut chat)?;
             if let Some(kwargs) = fields.object("chat_template_kwargs")? {
                 chat.kwargs = kwargs.into_rest();
             }
-            Prompt::Chat(chat)
+            (Prompt::Chat(chat), "messages")
         }
     };
     fields.ignore(&options::HARMLESS);
     fields.finish()?;
     let max = serving.engine.limits().max_seq;
     let inner = Arc::clone(&serving);
-    let tokens = serving.blocking(move || prompt.tokenize(&inner)).await??.tokens;
+    let tokens = serving.blocking(move || prompt.tokenize(field, &inner)).await??.tokens;
     Ok(Json(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": max})))
 }
 
@@ -46,14 +46,16 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result
     let list = fields.list("tokens")?.ok_or_else(|| ApiError::missing("tokens", "a list of token ids"))?;
     fields.ignore(&["model"]);
     fields.finish()?;
+    let vocab = serving.engine.limits().vocab_size;
+    let accepted = format!("a token id from 0 to {}", vocab - 1);
     let ids = list
         .iter()
         .enumerate()
         .map(|(index, id)| {
             let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
             number
-                .filter(|id| (*id as usize) < serving.engine.limits().vocab_size)
-                .ok_or_else(|| ApiError::value(&format!("tokens[{index}]"), id, "a token id"))
+                .filter(|id| (*id as usize) < vocab)
+                .ok_or_else(|| ApiError::value(&format!("tokens[{index}]"), id, &accepted))
         })
         .collect::<Result<Vec<u32>, _>>()?;
     let text = serving.tokenizer.decode(&ids);

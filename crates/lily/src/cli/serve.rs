@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::options::{ByteSize, ModelOptions};
-use crate::api::{ApiSettings, App, Callers, Server, Serving};
+use crate::api::{ApiSettings, App, Callers, Patience, Server, Serving};
 use crate::model::{LoadedModel, Sharing};
 use crate::source::Source;
 
@@ -101,6 +101,7 @@ impl ServeArgs {
             cors_origins: self.cors_origin.clone(),
             max_body: self.max_body.0 as usize,
             request_timeout: self.request_timeout.map(|s| Duration::from_secs(s.into())),
+            patience: Patience::default(),
             thinking_budget: self.thinking_budget.map(|n| n as usize),
         })
     }
@@ -189,6 +190,7 @@ async fn serve(args: &ServeArgs, source: Source, settings: ApiSettings) -> anyho
         }
     }
     tracing::info!("shutting down: running requests have {} s to end", patience.as_secs());
+    app.end();
     let _ = stop.send(());
     let drained = app.serving().ok().map(|serving| {
         let engine = Arc::clone(&serving.engine);

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::{Duration, Instant};
 
+use lily::api::{ApiSettings, Patience};
 use serde_json::{Value, json};
 
 use crate::client::{connect, get, head, metric, post, post_bytes, read, send, wait_for_metric};
@@ -23,7 +24,7 @@ fn answer(address: SocketAddr) -> Value {
 
 /// A server of its own, since these tests look at how many requests run.
 fn own() -> server::TestServer {
-    server::with_settings(lily::api::ApiSettings::default())
+    server::with_settings(ApiSettings::default())
 }
 
 #[test]
@@ -48,6 +49,50 @@ fn half_requests_that_stall_do_not_hurt_others() {
     assert!(start.elapsed() < Duration::from_secs(20));
     assert_eq!(get(server.address, "/health").status, 200);
     drop(stalled);
+}
+
+#[test]
+fn clients_that_take_too_long_to_send_are_told_so_or_closed() {
+    let (short, long) = (Duration::from_millis(300), Duration::from_secs(1));
+    let patience = Patience { head: short, pause: short, body: long };
+    let server = server::with_settings(ApiSettings { patience, ..ApiSettings::default() });
+    let start = Instant::now();
+    let mut half_a_head = connect(server.address);
+    half_a_head.write_all(b"POST /v1/comp").unwrap();
+    let mut end = Vec::new();
+    half_a_head.read_to_end(&mut end).unwrap();
+    assert!(end.is_empty() || end.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&end));
+    let mut half_a_body = connect(server.address);
+    half_a_body.write_all(head("/v1/completions", 100, "").as_bytes()).unwrap();
+    assert_eq!(read(half_a_body).status, 408);
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    // One that never pauses for long, but never ends.
+    let mut dripping = connect(server.address);
+    dripping.write_all(head("/v1/completions", 1000, "").as_bytes()).unwrap();
+    let mut writing = dripping.try_clone().unwrap();
+    let drip = std::thread::spawn(move || {
+        // Ends with the connection, at the latest.
+        while writing.write_all(b" ").is_ok() && start.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let mut status = [0; 12];
+    dripping.read_exact(&mut status).unwrap();
+    assert_eq!(&status, b"HTTP/1.1 408");
+    drop(dripping);
+    drip.join().unwrap();
+}
+
+#[test]
+fn a_server_that_ends_does_not_wait_for_bodies() {
+    let server = own();
+    let mut half = connect(server.address);
+    half.write_all(head("/v1/completions", 100, "").as_bytes()).unwrap();
+    wait_for_metric(server.address, "requests_running", 0.0, Duration::from_secs(20));
+    let start = Instant::now();
+    server.app.end();
+    assert_eq!(read(half).status, 503);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -52,6 +52,7 @@ fn a_server_for_this_machine_refuses_foreign_hosts_and_pages() {
     assert_eq!(status("host: localhost\r\norigin: https://friend.example\r\n"), 200);
     assert_eq!(status("host: evil.example\r\n"), 403);
     assert_eq!(status("host: localhost\r\norigin: http://evil.example\r\n"), 403);
+    assert_eq!(status("host: localhost\r\norigin: null\r\n"), 403);
 }
 
 #[test]

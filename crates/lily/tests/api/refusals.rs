@@ -3,7 +3,7 @@
 use lily::api::{ApiSettings, App};
 use serde_json::{Value, json};
 
-use crate::client::{get, post, post_bytes, send};
+use crate::client::{get, head, post, post_bytes, send};
 use crate::server;
 
 fn refused(path: &str, body: &Value, param: &str) {
@@ -49,6 +49,7 @@ fn fields_of_a_chat_completion_out_of_range_or_of_the_wrong_type_are_named() {
         (json!({"max_tokens": 1e30}), "max_tokens"),
         (json!({"max_tokens": "4"}), "max_tokens"),
         (json!({"max_completion_tokens": -5}), "max_completion_tokens"),
+        (json!({"min_tokens": 5}), "min_tokens"),
         (json!({"temperature": -0.1}), "temperature"),
         (json!({"temperature": 1e30}), "temperature"),
         (json!({"temperature": "hot"}), "temperature"),
@@ -210,9 +211,13 @@ fn a_prompt_over_the_limit_is_refused_with_both_numbers() {
 fn text_that_no_context_holds_is_refused_before_it_is_tokenized() {
     let start = std::time::Instant::now();
     let text = "a bé ".repeat(4 << 20);
-    for (path, body) in [("/tokenize", json!({"content": text})), ("/v1/completions", json!({"prompt": text}))] {
-        let response = post(server::shared(), path, &body);
-        assert_eq!(response.json()["error"]["code"], json!("context_length_exceeded"), "{path}");
+    for (path, field, body) in [
+        ("/tokenize", "content", json!({"content": text})),
+        ("/v1/completions", "prompt[1]", json!({"prompt": ["a", text]})),
+        ("/v1/responses", "input", json!({"input": text})),
+    ] {
+        let error = post(server::shared(), path, &body).json()["error"].clone();
+        assert_eq!((&error["param"], &error["code"]), (&json!(field), &json!("context_length_exceeded")), "{path}");
     }
     assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
 }
@@ -257,6 +262,14 @@ fn unknown_paths_and_methods_have_errors_of_the_same_shape() {
     assert_eq!((response.status, &response.json()["error"]["code"]), (404, &json!("not_found")));
     let response = get(server::shared(), "/v1/chat/completions");
     assert_eq!((response.status, &response.json()["error"]["code"]), (405, &json!("method_not_allowed")));
+    assert!(response.headers.contains("allow: post"), "{}", response.headers);
+}
+
+#[test]
+fn compressed_bodies_are_refused_by_their_encoding() {
+    let head = head("/tokenize", 2, "content-encoding: gzip\r\n");
+    let response = send(server::shared(), format!("{head}{{}}").as_bytes());
+    assert_eq!((response.status, &response.json()["error"]["code"]), (415, &json!("unsupported_encoding")));
 }
 
 #[test]

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 /// A running server; dropping it stops it.
 pub struct TestServer {
     pub address: SocketAddr,
+    pub app: Arc<App>,
     _stop: oneshot::Sender<()>,
 }
 
@@ -20,11 +21,11 @@ pub struct TestServer {
 pub fn start(app: &Arc<App>) -> TestServer {
     let (stop, stopped) = oneshot::channel::<()>();
     let (tell, told) = std::sync::mpsc::channel();
-    let app = Arc::clone(app);
+    let own = Arc::clone(app);
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(async {
-            let server = Server::bind("127.0.0.1:0", &app).await.unwrap();
+            let server = Server::bind("127.0.0.1:0", &own).await.unwrap();
             tell.send(server.address().unwrap()).unwrap();
             let stopped = async {
                 let _ = stopped.await;
@@ -32,7 +33,7 @@ pub fn start(app: &Arc<App>) -> TestServer {
             server.run(stopped, Duration::from_secs(1)).await;
         });
     });
-    TestServer { address: told.recv().unwrap(), _stop: stop }
+    TestServer { address: told.recv().unwrap(), app: Arc::clone(app), _stop: stop }
 }
 
 /// So many requests at once, the others wait.

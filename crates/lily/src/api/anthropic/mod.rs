@@ -45,7 +45,7 @@ pub async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Resu
     let value = body::json(request, &app).await?;
     let prompt = parse::countable(value)?;
     let inner = Arc::clone(&serving);
-    let tokens = serving.blocking(move || prompt.tokenize(&inner)).await??.tokens.len();
+    let tokens = serving.blocking(move || prompt.tokenize("messages", &inner)).await??.tokens.len();
     Ok(Json(json!({"input_tokens": tokens})))
 }
 

@@ -91,7 +91,8 @@ fn parse(value: Value, serving: &Serving) -> Result<Plan, ApiError> {
     fields.ignore(&options::HARMLESS);
     fields.finish()?;
     let mut plan = Plan { asks: Vec::new(), echo: Vec::new(), stream };
-    for prompt in prompts {
+    let several = prompts.len() > 1;
+    for (index, prompt) in prompts.into_iter().enumerate() {
         let text = match (&prompt, echo) {
             (_, false) => String::new(),
             (Prompt::Text(text), true) => text.clone(),
@@ -99,7 +100,8 @@ fn parse(value: Value, serving: &Serving) -> Result<Plan, ApiError> {
             (Prompt::Chat(_), true) => String::new(),
         };
         plan.echo.extend(std::iter::repeat_n(text, first.n));
-        plan.asks.push(Ask { prompt, ..first.clone() });
+        let prompt_field = if several { format!("prompt[{index}]") } else { "prompt".into() };
+        plan.asks.push(Ask { prompt, prompt_field, ..first.clone() });
     }
     Ok(plan)
 }

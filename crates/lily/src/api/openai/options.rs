@@ -91,6 +91,13 @@ pub fn limits(fields: &mut Fields, ask: &mut Ask) -> Result<(), ApiError> {
     ask.max_tokens = new.or(old).map(|n| n as usize);
     if let Some(least) = fields.whole("min_tokens", 0..=MOST)? {
         ask.min_tokens = least as usize;
+        if let Some(most) = ask.max_tokens.filter(|most| *most < ask.min_tokens) {
+            return Err(ApiError::value(
+                &fields.path("min_tokens"),
+                &least.into(),
+                &format!("at most max_tokens, {most}"),
+            ));
+        }
     }
     if fields.flag("ignore_eos")? == Some(true) {
         ask.eos = EosRule::Ignore;

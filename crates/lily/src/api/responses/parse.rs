@@ -57,6 +57,7 @@ pub(super) fn request(value: Value, serving: &Serving) -> Result<Parsed, ApiErro
     }
     let sampling = options::sampling(&mut fields, serving)?;
     let mut ask = Ask::new(Prompt::Chat(chat), sampling);
+    ask.prompt_field = "input".into();
     ask.thinking_budget = serving.settings.thinking_budget;
     ask.max_tokens = fields.whole("max_output_tokens", 1..=1 << 31)?.map(|n| n as usize);
     ask.timeout = options::timeout(&mut fields)?;
