@@ -38,9 +38,13 @@ pub struct GpuDevice<D: Driver> {
     pub(crate) memory: DeviceMemory,
     programs: HashMap<StepShape, ProgramId>,
     in_flight: VecDeque<InFlight>,
+    /// Results of steps that were waited for before the host asked; all older than those in flight.
+    finished: VecDeque<Result<StepResult, DeviceError>>,
     next_set: usize,
     /// What the newest submitted step left for [`Tokens::Previous`].
     chosen: Chosen,
+    /// Memory of logits that the host has read.
+    spare_logits: Vec<f32>,
 }
 
 impl<D: Driver> GpuDevice<D> {
@@ -72,8 +76,10 @@ impl<D: Driver> GpuDevice<D> {
             memory,
             programs: HashMap::new(),
             in_flight: VecDeque::new(),
+            finished: VecDeque::new(),
             next_set: 0,
             chosen: Chosen::default(),
+            spare_logits: Vec::new(),
         })
     }
 
@@ -102,12 +108,20 @@ impl<D: Driver> GpuDevice<D> {
         self.checkpoint.model()
     }
 
-    /// Makes room for the tables and logits of a step. No step may be unfinished where there is not enough.
+    /// Makes room for the tables and logits of a step. Where there is not enough, steps in flight are waited for: the programs
+    /// that compute them are of the memory that moves.
     pub(crate) fn make_room(&mut self, shape: &StepShape) -> Result<(), DeviceError> {
         if self.memory.fits(self.checkpoint.model(), shape) {
             return Ok(());
         }
-        self.idle("a step needs more memory than any before it")?;
+        while let Some(step) = self.in_flight.pop_front() {
+            let result = self.land(&step);
+            self.finished.push_back(result);
+        }
+        if self.finished.iter().any(Result::is_err) {
+            let reason = "a step before this one failed".into();
+            return Err(DeviceError::Failed { device: self.info.name, op: "making room for a step".into(), reason });
+        }
         self.forget_programs();
         self.memory.grow(&mut self.driver, self.checkpoint.model(), shape)
     }
@@ -127,13 +141,34 @@ impl<D: Driver> GpuDevice<D> {
         Ok(program)
     }
 
-    /// Waits for unfinished steps without taking their results: they stay to be waited for.
-    fn idle(&mut self, what: &str) -> Result<(), DeviceError> {
+    /// Refuses what must not happen while steps are in flight.
+    fn idle(&self, what: &str) -> Result<(), DeviceError> {
         if self.in_flight.is_empty() {
             return Ok(());
         }
         let reason = format!("{what} while {} steps are unfinished", self.in_flight.len());
         Err(DeviceError::BadStep { device: self.info.name, reason })
+    }
+
+    /// Waits for a step and reads what it gives.
+    fn land(&mut self, step: &InFlight) -> Result<StepResult, DeviceError> {
+        self.driver.wait()?;
+        let mut result = StepResult::default();
+        match step.output {
+            Output::Argmax if step.logit_rows > 0 => {
+                result.tokens = vec![0; step.logit_rows];
+                let span = self.memory.results(step.set).part(0, step.logit_rows as u64 * 4);
+                self.driver.read(span, bytemuck::cast_slice_mut(&mut result.tokens))?;
+            }
+            Output::Logits if step.logit_rows > 0 => {
+                result.logits = std::mem::take(&mut self.spare_logits);
+                result.logits.resize(step.logit_rows * self.model().config.vocab_size, 0.0);
+                let span = self.memory.logits(step.set).part(0, result.logits.len() as u64 * 4);
+                self.driver.read(span, bytemuck::cast_slice_mut(&mut result.logits))?;
+            }
+            _ => {}
+        }
+        Ok(result)
     }
 
     pub(crate) fn write_inputs(&mut self, step: &Step<'_>, set: usize) -> Result<(), DeviceError> {
@@ -231,7 +266,7 @@ impl<D: Driver> Device for GpuDevice<D> {
             capacity: &self.capacity,
             vocab: self.model().config.vocab_size,
             table: self.memory.table_capacity(),
-            unfinished: self.in_flight.len(),
+            unfinished: self.in_flight.len() + self.finished.len(),
             chosen: self.chosen,
         };
         steps::check(step, &limits)?;
@@ -249,25 +284,17 @@ impl<D: Driver> Device for GpuDevice<D> {
     }
 
     fn wait(&mut self) -> Result<StepResult, DeviceError> {
-        let Some(step) = self.in_flight.pop_front() else {
-            return Err(DeviceError::BadStep { device: self.info.name, reason: "no step is unfinished".into() });
-        };
-        self.driver.wait()?;
-        let mut result = StepResult::default();
-        match step.output {
-            Output::Argmax if step.logit_rows > 0 => {
-                result.tokens = vec![0; step.logit_rows];
-                let span = self.memory.results(step.set).part(0, step.logit_rows as u64 * 4);
-                self.driver.read(span, bytemuck::cast_slice_mut(&mut result.tokens))?;
-            }
-            Output::Logits if step.logit_rows > 0 => {
-                result.logits = vec![0.0; step.logit_rows * self.model().config.vocab_size];
-                let span = self.memory.logits(step.set).part(0, result.logits.len() as u64 * 4);
-                self.driver.read(span, bytemuck::cast_slice_mut(&mut result.logits))?;
-            }
-            _ => {}
+        if let Some(result) = self.finished.pop_front() {
+            return result;
         }
-        Ok(result)
+        match self.in_flight.pop_front() {
+            Some(step) => self.land(&step),
+            None => Err(DeviceError::BadStep { device: self.info.name, reason: "no step is unfinished".into() }),
+        }
+    }
+
+    fn recycle(&mut self, result: StepResult) {
+        self.spare_logits = result.logits;
     }
 
     fn clear_slot(&mut self, slot: SlotId) -> Result<(), DeviceError> {

@@ -7,7 +7,7 @@ use common::{argmax, checkpoint, decode, device, kl, miniature, pages, prefill, 
 use lily_cpu::{CpuDevice, CpuOptions, Precision};
 use lily_gpu::emulated::Check;
 use lily_gpu::route::MatrixRoute;
-use lily_model::device::{Device, LogitRows, PageId, Segment, SlotId, Tokens};
+use lily_model::device::{Capacity, Device, LogitRows, Output, PageId, Segment, SlotId, Step, Tokens};
 use lily_model::graph::Phase;
 use lily_model::text::Tokenizer;
 
@@ -124,6 +124,45 @@ fn every_schedule_gives_the_miniatures_greedy_tokens_on_simdgroup_matrices() {
 #[test]
 fn every_schedule_gives_the_miniatures_greedy_tokens_on_tensor_operations() {
     greedy_of_the_miniature(MatrixRoute::Tensor);
+}
+
+/// Greedy tokens of sequence 0 behind a prompt of one token, every step but the first started before the one before it was
+/// waited for; the block tables given are as long as what was generated.
+fn ahead(device: &mut dyn Device, count: usize, most_in_flight: usize) -> Vec<u32> {
+    device.clear_slot(SlotId(0)).expect("the slot is there");
+    let table = pages(0);
+    let mut ids = Vec::new();
+    for position in 0..count {
+        let known = [ids.last().copied().unwrap_or(1)];
+        let unknown = position - ids.len();
+        let segments = [Segment { slot: SlotId(0), start: position, rows: 1, pages: &table[..position / 256 + 1] }];
+        device
+            .submit(&Step {
+                phase: Phase::Decode,
+                tokens: if unknown > 0 { Tokens::Previous } else { Tokens::Ids(&known) },
+                segments: &segments,
+                logit_rows: LogitRows::Last,
+                output: Output::Argmax,
+            })
+            .expect("the step starts");
+        while position + 1 - ids.len() >= most_in_flight {
+            ids.extend(device.wait().expect("the step ends").tokens);
+        }
+    }
+    while ids.len() < count {
+        ids.extend(device.wait().expect("the step ends").tokens);
+    }
+    ids
+}
+
+#[test]
+fn a_step_that_needs_more_memory_may_follow_one_that_is_not_finished() {
+    let checkpoint = checkpoint("tiny-a");
+    // One row: the second page is the first growth, and comes while a step is in flight.
+    let capacity = Capacity { decode_rows: 1, ..common::CAPACITY };
+    let open = || common::device_of(&checkpoint, MatrixRoute::Simdgroup, Check::Off, capacity);
+    let want = ahead(&mut open(), 260, 1);
+    assert_eq!(ahead(&mut open(), 260, 2), want);
 }
 
 /// Across a page's border, where the miniature would take long.

@@ -108,7 +108,8 @@ pub const NO_TOKEN: u32 = u32::MAX;
 /// What a finished step gives.
 #[derive(Debug, Clone, Default)]
 pub struct StepResult {
-    /// With [`Output::Argmax`]: one id a logit row; [`NO_TOKEN`] where no logit, or the largest, is no finite number.
+    /// With [`Output::Argmax`]: one id a logit row; [`NO_TOKEN`] where all logits are NaN or the
+    /// largest is infinite (a GPU takes 1e30 for infinite). NaN beside numbers is passed over.
     pub tokens: Vec<u32>,
     /// With [`Output::Logits`]: `[logit rows, vocab]`.
     pub logits: Vec<f32>,
@@ -189,6 +190,9 @@ pub trait Device: Send {
 
     /// Waits for the oldest unfinished step.
     fn wait(&mut self) -> Result<StepResult, DeviceError>;
+
+    /// Takes back a result that has been read, so that its memory can serve again.
+    fn recycle(&mut self, _result: StepResult) {}
 
     /// Makes a slot's state that of an empty sequence.
     fn clear_slot(&mut self, slot: SlotId) -> Result<(), DeviceError>;

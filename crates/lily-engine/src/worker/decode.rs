@@ -81,15 +81,18 @@ impl Worker {
             if s.finished.is_some() {
                 continue;
             }
-            let before = s.clock.last_token;
+            let before = (s.generated(), s.clock.last_token);
             match row_output(&mut result, row, self.vocab_size) {
                 Some(output) => s.advance(output, &self.vocabulary),
                 None => s.finish(FinishReason::Error("the device gave too few rows".into())),
             }
-            if let (Some(before), Some(now)) = (before, s.clock.last_token) {
+            if let (number, Some(before)) = before
+                && let Some(now) = s.clock.last_token.filter(|_| s.generated() > number)
+            {
                 self.shared.token(now - before, FirstToken::No);
             }
         }
+        self.resources.device.recycle(result);
     }
 
     /// Waits for everything in flight.
@@ -99,7 +102,8 @@ impl Worker {
         }
     }
 
-    fn fail_rows(&mut self, rows: &[usize], error: &DeviceError) {
+    /// Ends the requests of a step that the device failed.
+    pub(super) fn fail_rows(&mut self, rows: &[usize], error: &DeviceError) {
         self.step_failed(error);
         for &i in rows {
             self.running[i].damaged = true;

@@ -118,8 +118,18 @@ pub fn crooked() -> ModelConfig {
 
 /// An emulated device.
 pub fn device(checkpoint: &Arc<Checkpoint>, route: MatrixRoute, check: Check) -> GpuDevice<Emulated> {
+    device_of(checkpoint, route, check, CAPACITY)
+}
+
+/// An emulated device of other sizes.
+pub fn device_of(
+    checkpoint: &Arc<Checkpoint>,
+    route: MatrixRoute,
+    check: Check,
+    capacity: Capacity,
+) -> GpuDevice<Emulated> {
     let options = EmulatedOptions { route, check, ..EmulatedOptions::default() };
-    GpuDevice::new(Emulated::new(options), Arc::clone(checkpoint), CAPACITY).expect("the device starts")
+    GpuDevice::new(Emulated::new(options), Arc::clone(checkpoint), capacity).expect("the device starts")
 }
 
 /// The four pages of a sequence, scattered.
