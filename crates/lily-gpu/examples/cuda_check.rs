@@ -1,8 +1,9 @@
 //! A model on the GPU against the CPU, and how long each kernel takes.
 //!
-//! `cuda_check MODEL_DIR [--prompt TEXT] [--rows N] [--decode N] [--reference f32|fast|none] [--profile CONTEXT,…] [--translated]`: logits of a prompt of N rows and
-//! of N decoded tokens with native variants, with translated kernels alone and on the CPU; then greedy tokens of prompts cut in
-//! chunks; then the time of each kernel at the given contexts.
+//! `cuda_check MODEL_DIR [--prompt TEXT] [--rows N] [--decode N] [--reference f32|fast|none] [--translated]`: logits of a prompt of
+//! N rows and of N decoded tokens with native variants, with translated kernels alone and on the CPU; then greedy tokens of
+//! prompts cut in chunks. `cuda_check MODEL_DIR --profile CONTEXT,… [--streams N] [--translated]`: the time of each kernel at
+//! these contexts, of N sequences that are decoded together.
 
 use std::error::Error;
 use std::path::Path;
@@ -28,6 +29,7 @@ struct Arguments {
     prompt: Option<String>,
     kernels: Kernels,
     contexts: Vec<usize>,
+    streams: usize,
 }
 
 fn arguments() -> Outcome<Arguments> {
@@ -39,12 +41,14 @@ fn arguments() -> Outcome<Arguments> {
         prompt: None,
         kernels: Kernels::Native,
         contexts: Vec::new(),
+        streams: 1,
     };
     let mut given = std::env::args().skip(1);
     while let Some(argument) = given.next() {
         let mut value = || given.next().ok_or_else(|| format!("{argument} wants a value"));
         match argument.as_str() {
             "--rows" => found.rows = value()?.parse()?,
+            "--streams" => found.streams = value()?.parse()?,
             "--decode" => found.decode = value()?.parse()?,
             "--reference" => found.reference = value()?,
             "--translated" => found.kernels = Kernels::Translated,
@@ -60,8 +64,9 @@ fn arguments() -> Outcome<Arguments> {
     Ok(found)
 }
 
-fn capacity(max_seq: usize, prefill_rows: usize) -> Capacity {
-    Capacity { slots: 2, pages: 2 * max_seq.div_ceil(Plan::PAGE_TOKENS), prefill_rows, decode_rows: 4, max_seq }
+fn capacity(max_seq: usize, prefill_rows: usize, sequences: usize) -> Capacity {
+    let pages = sequences * max_seq.div_ceil(Plan::PAGE_TOKENS);
+    Capacity { slots: sequences, pages, prefill_rows, decode_rows: sequences.max(4), max_seq }
 }
 
 fn ids(count: usize, vocab: usize) -> Vec<u32> {
@@ -145,7 +150,7 @@ fn main() -> Outcome<()> {
     let vocab = checkpoint.model().config.vocab_size;
     let total = arguments.rows + arguments.decode;
     let ids = ids(total, vocab);
-    let sizes = capacity(total.max(1024), 1024);
+    let sizes = capacity(total.max(1024), 1024, 2);
     let open = |kernels, sizes| -> Outcome<GpuDevice<Cuda>> {
         Ok(GpuDevice::new(Cuda::new(CudaOptions { kernels, ..CudaOptions::default() })?, checkpoint.clone(), sizes)?)
     };
@@ -186,10 +191,16 @@ fn main() -> Outcome<()> {
     }
     for &context in &arguments.contexts {
         let rows = context.min(4096);
-        let mut device = open(arguments.kernels, capacity(context + 8, 4096))?;
-        let pages: Vec<PageId> = (0..(context + 8).div_ceil(256) as u32).map(PageId).collect();
-        for (phase, start, rows) in [(Phase::Decode, context, 1), (Phase::Prefill, context - rows, rows)] {
-            let segments = [Segment { slot: SlotId(0), start, rows, pages: &pages }];
+        let mut device = open(arguments.kernels, capacity(context + 8, 4096, arguments.streams))?;
+        let each = (context + 8).div_ceil(Plan::PAGE_TOKENS) as u32;
+        let pages: Vec<PageId> = (0..each * arguments.streams as u32).map(PageId).collect();
+        for (phase, start, rows, sequences) in
+            [(Phase::Decode, context, 1, arguments.streams), (Phase::Prefill, context - rows, rows, 1)]
+        {
+            let tables = pages.chunks(each as usize).take(sequences).enumerate();
+            let segments: Vec<_> =
+                tables.map(|(i, pages)| Segment { slot: SlotId(i as u32), start, rows, pages }).collect();
+            let rows = rows * sequences;
             let tokens: Vec<u32> = (0..rows as u32).map(|i| (i * 7919) % vocab as u32).collect();
             let step = Step {
                 phase,

@@ -1,6 +1,6 @@
 // The id of the largest logit of each logit row, ties to the lowest id. ARGMAX_PARTS threadgroups a row look through a part
-// each; the last to arrive compares the parts and writes the token for the host and for the next step's embedding. Where no
-// logit, or the largest, is no finite number, the host gets NO_TOKEN and the next step any id.
+// each; the last to arrive compares the parts and writes the token for the host and for the next step's embedding. Where
+// all logits are NaN or the largest is beyond MASKED's size, the host gets NO_TOKEN and the next step a valid id.
 // group.x part, group.y logit row.
 
 // Keeps the better of two candidates in every lane: the larger value, or the lower id.

@@ -40,13 +40,14 @@ FN float warp_max(float v) {
     return v;
 }
 
-// 16 bytes that no kernel writes, read once: by the caches of an SM.
+// 16 bytes that no kernel writes, read once: not kept in the first-level cache.
 FN uint4 load_once(const void *at) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
     return v;
 }
+// 16 bytes that no kernel writes, read again soon.
 FN uint4 load_kept(const void *at) {
     uint4 v;
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -13,6 +13,7 @@ extern "C" __global__ void __launch_bounds__(512) limits_read(const uint4 *data,
 #pragma unroll
         for (int i = 0; i < 8; i++) mixed ^= v[i].x ^ v[i].y ^ v[i].z ^ v[i].w;
     }
+    for (; at < vectors; at += step) mixed ^= data[at].x ^ data[at].y ^ data[at].z ^ data[at].w;
     if (mixed == 0x9e3779b9u) *never = mixed;
 }
 

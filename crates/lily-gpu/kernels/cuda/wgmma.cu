@@ -15,7 +15,7 @@ FN u64 descriptor(u32 address, u32 leading, u32 stride) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 | 1ull << 62;
 }
 
-// Operands %0 to %31 of an instruction, %32 to %63 and so on, and the 16 or 32 sums of `d` from `i` on that they stand for.
+// Operands %0 to %31 of an instruction, %32 to %63 and so on, and the 4, 16 or 32 sums of `d` from `i` on.
 #define OPERANDS_0 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -32,6 +32,8 @@ FN u64 descriptor(u32 address, u32 leading, u32 stride) {
 #define SUMS_16(d, i) SUMS_4(d, i), SUMS_4(d, i + 4), SUMS_4(d, i + 8), SUMS_4(d, i + 12)
 #define SUMS_32(d, i) SUMS_16(d, i), SUMS_16(d, i + 16)
 
+// product_rsN and product_ssN: N outputs, the left operand in registers or in shared memory. The right one has inputs side by
+// side, in product_rs256_values outputs.
 FN void product_rs32(float (&d)[16], const u32 (&a)[4], u64 b, u32 keep) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %21, 0;\n\t"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "

@@ -52,8 +52,8 @@ pub struct Launch {
 
 impl Launch {
     /// A launch of a given shape.
-    pub fn new(function: Function, shape: Shape, arguments: Vec<u64>) -> Self {
-        let Shape { grid, threads, shared } = shape;
+    pub fn new(function: Function, shape: Shape, shared: u32, arguments: Vec<u64>) -> Self {
+        let Shape { grid, threads } = shape;
         Launch { function, grid, threads, shared, arguments }
     }
 }

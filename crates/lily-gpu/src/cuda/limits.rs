@@ -51,12 +51,14 @@ pub fn limits() -> Result<Limits, DeviceError> {
     let never = DeviceBuffer::new(&context, "measuring the limits", 256)?;
     let read = Launch::new(
         module.function("limits_read", 0)?,
-        Shape { grid: [processors * 4, 1, 1], threads: 512, shared: 0 },
+        Shape { grid: [processors * 4, 1, 1], threads: 512 },
+        0,
         vec![data.address, READ_BYTES / 16, never.address],
     );
     let products = Launch::new(
         module.function("limits_products", PRODUCT_SHARED)?,
-        Shape { grid: [processors, 1, 1], threads: 256, shared: PRODUCT_SHARED },
+        Shape { grid: [processors, 1, 1], threads: 256 },
+        PRODUCT_SHARED,
         vec![ROUNDS, never.address],
     );
     let operations = f64::from(processors) * 2.0 * ROUNDS as f64 * 4.0 * (2 * 64 * 256 * 16) as f64;

@@ -75,8 +75,6 @@ pub struct Shape {
     pub grid: [u32; 3],
     /// Threads of a block.
     pub threads: u32,
-    /// Bytes of dynamic shared memory.
-    pub shared: u32,
 }
 
 /// A native variant.
@@ -92,8 +90,8 @@ pub struct Variant {
     pub takes: fn(&Dispatch) -> bool,
     /// Its launch for a dispatch of the kernel.
     pub shape: fn(&Constants, &Dispatch) -> Shape,
-    /// Dynamic shared memory it may ask for.
-    pub most_shared: fn(&Constants) -> u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub shared: fn(&Constants) -> u32,
     /// What runs just before it.
     pub before: Option<Before>,
 }
@@ -105,8 +103,8 @@ pub struct Before {
     pub symbol: &'static str,
     /// Its launch.
     pub shape: fn(&Constants, &Dispatch) -> Shape,
-    /// Dynamic shared memory it may ask for.
-    pub most_shared: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub shared: u32,
     /// Bytes of the memory between them.
     pub memory: fn(&Constants, &Dispatch) -> u64,
 }
@@ -138,7 +136,7 @@ pub fn source(library: &LibrarySource, constants: &Constants) -> String {
 
 impl std::fmt::Debug for Variant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Variant").field("kernel", &self.kernel).finish_non_exhaustive()
+        f.debug_struct("Variant").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -217,8 +215,8 @@ mod tests {
                 text += "#define DK 128\n#define DV 128\n";
                 let constants = constants(&text);
                 for variant in serving(&constants) {
-                    let before = variant.before.map_or(0, |b| b.most_shared);
-                    let most = (variant.most_shared)(&constants).max(before);
+                    let before = variant.before.map_or(0, |b| b.shared);
+                    let most = (variant.shared)(&constants).max(before);
                     assert!(most <= 227 * 1024, "{} at {hidden}, {inner}: {most}", variant.name);
                 }
             }

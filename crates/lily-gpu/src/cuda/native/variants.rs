@@ -9,14 +9,14 @@ const fn variant(
     serves: fn(&Constants) -> bool,
     shape: fn(&Constants, &Dispatch) -> Shape,
 ) -> Variant {
-    Variant { kernel, name: kernel, serves, takes: |_| true, shape, most_shared: |_| 0, before: None }
+    Variant { kernel, name: kernel, serves, takes: |_| true, shape, shared: |_| 0, before: None }
 }
 
 /// Inputs that a warp of a matvec multiplies.
 const PART: u32 = 512;
 
 fn matvec_shape(outputs: u32, inputs: u32, dispatch: &Dispatch) -> Shape {
-    Shape { grid: [outputs.div_ceil(16), dispatch.grid[1], 1], threads: inputs / PART * 32, shared: 0 }
+    Shape { grid: [outputs.div_ceil(16), dispatch.grid[1], 1], threads: inputs / PART * 32 }
 }
 
 fn matvec_serves(inputs: u32) -> bool {
@@ -42,30 +42,20 @@ fn tiles(outputs: u32) -> u32 {
     outputs.div_ceil(GEMM_OUTPUTS)
 }
 
-fn in_proj_gemm(c: &Constants, outputs: &[u32], dispatch: &Dispatch) -> Shape {
-    let hidden = c.get("HIDDEN");
+fn in_proj_gemm(outputs: &[u32], dispatch: &Dispatch) -> Shape {
     Shape {
         // Row tiles of 64 become tiles of 128; neighbours in launch order share the weights.
         grid: [dispatch.grid[1].div_ceil(2), outputs.iter().map(|&o| tiles(o)).sum(), 1],
         threads: GEMM_THREADS,
-        shared: gemm_shared(128, GEMM_OUTPUTS, hidden),
     }
 }
 
-fn out_proj_gemm(c: &Constants, inputs: u32, dispatch: &Dispatch) -> Shape {
-    Shape {
-        grid: [dispatch.grid[1].div_ceil(2), tiles(c.get("HIDDEN")), 1],
-        threads: GEMM_THREADS,
-        shared: gemm_shared(128, GEMM_OUTPUTS, inputs),
-    }
+fn out_proj_gemm(c: &Constants, dispatch: &Dispatch) -> Shape {
+    Shape { grid: [dispatch.grid[1].div_ceil(2), tiles(c.get("HIDDEN")), 1], threads: GEMM_THREADS }
 }
 
-fn grouped(columns: u32, tokens: u32, inputs: u32, dispatch: &Dispatch) -> Shape {
-    Shape {
-        grid: [columns, dispatch.grid[1], 1],
-        threads: GEMM_THREADS,
-        shared: gemm_shared(tokens, 2 * GEMM_OUTPUTS, inputs),
-    }
+fn grouped(columns: u32, dispatch: &Dispatch) -> Shape {
+    Shape { grid: [columns, dispatch.grid[1], 1], threads: GEMM_THREADS }
 }
 
 fn wide_serves(inputs: u32) -> bool {
@@ -136,18 +126,13 @@ pub const VARIANTS: &[Variant] = &[
         ..variant("router", router_serves, |c, d| Shape {
             grid: [c.get("EXPERTS") / 8 + 1, d.grid[1], 1],
             threads: 256,
-            shared: 0,
         })
     },
     Variant {
         name: "router_many",
         takes: |d| d.grid[1] > ROUTED_TILES,
-        most_shared: |c| router_shared(c.get("HIDDEN"), c.get("EXPERTS")),
-        ..variant("router", router_serves, |c, d| Shape {
-            grid: [d.grid[1].div_ceil(8), 1, 1],
-            threads: 256,
-            shared: router_shared(c.get("HIDDEN"), c.get("EXPERTS")),
-        })
+        shared: |c| router_shared(c.get("HIDDEN"), c.get("EXPERTS")),
+        ..variant("router", router_serves, |_, d| Shape { grid: [d.grid[1].div_ceil(8), 1, 1], threads: 256 })
     },
     variant(
         "expert_gate_up",
@@ -158,11 +143,7 @@ pub const VARIANTS: &[Variant] = &[
                 && c.get("INNER").is_multiple_of(16)
                 && c.get("INNER") == c.get("SHARED_INNER")
         },
-        |c, d| Shape {
-            grid: [c.get("INNER") / 16, d.grid[1], d.grid[2]],
-            threads: c.get("HIDDEN") / PART * 64,
-            shared: 0,
-        },
+        |c, d| Shape { grid: [c.get("INNER") / 16, d.grid[1], d.grid[2]], threads: c.get("HIDDEN") / PART * 64 },
     ),
     variant(
         "expert_down_norm",
@@ -173,60 +154,52 @@ pub const VARIANTS: &[Variant] = &[
                 && c.get("TOP_K") <= 15
                 && c.get("HIDDEN").is_multiple_of(16)
         },
-        |c, d| Shape { grid: [c.get("HIDDEN") / 16, d.grid[1], 1], threads: (c.get("TOP_K") + 1) * 32, shared: 0 },
+        |c, d| Shape { grid: [c.get("HIDDEN") / 16, d.grid[1], 1], threads: (c.get("TOP_K") + 1) * 32 },
     ),
     variant(
         "attn_decode",
         |c| c.get("HEAD_DIM") == 256 && c.get("ROTARY_DIM") == 64 && c.get("PACKED") == 8,
-        |_, d| Shape { grid: d.grid, threads: 256, shared: 0 },
+        |_, d| Shape { grid: d.grid, threads: 256 },
     ),
     variant(
         "attn_combine",
         |c| c.get("HEAD_DIM").is_multiple_of(64),
-        |c, d| Shape { grid: [d.grid[0], c.get("HEAD_DIM") / 64, d.grid[1]], threads: 256, shared: 0 },
+        |c, d| Shape { grid: [d.grid[0], c.get("HEAD_DIM") / 64, d.grid[1]], threads: 256 },
     ),
     Variant {
-        most_shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("HIDDEN")),
+        shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("HIDDEN")),
         ..variant(
             "gdn_in_proj_gemm",
             |c| c.four_bits(&["QKV", "Z", "B", "A"]) && gemm_serves(c.get("HIDDEN")),
-            |c, d| in_proj_gemm(c, &["CONV_DIM", "VALUE_DIM", "VALUE_HEADS", "VALUE_HEADS"].map(|n| c.get(n)), d),
+            |c, d| in_proj_gemm(&["CONV_DIM", "VALUE_DIM", "VALUE_HEADS", "VALUE_HEADS"].map(|n| c.get(n)), d),
         )
     },
     Variant {
-        most_shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("HIDDEN")),
+        shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("HIDDEN")),
         ..variant(
             "attn_in_proj_gemm",
             |c| c.four_bits(&["Q", "K", "V"]) && gemm_serves(c.get("HIDDEN")),
-            |c, d| in_proj_gemm(c, &[2 * c.get("Q_DIM"), c.get("KV_DIM"), c.get("KV_DIM")], d),
+            |c, d| in_proj_gemm(&[2 * c.get("Q_DIM"), c.get("KV_DIM"), c.get("KV_DIM")], d),
         )
     },
     Variant {
-        most_shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("VALUE_DIM")),
-        ..variant(
-            "out_proj_gemm_gdn",
-            |c| c.four_bits(&["GDN_OUT"]) && gemm_serves(c.get("VALUE_DIM")),
-            |c, d| out_proj_gemm(c, c.get("VALUE_DIM"), d),
-        )
+        shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("VALUE_DIM")),
+        ..variant("out_proj_gemm_gdn", |c| c.four_bits(&["GDN_OUT"]) && gemm_serves(c.get("VALUE_DIM")), out_proj_gemm)
     },
     Variant {
-        most_shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("Q_DIM")),
-        ..variant(
-            "out_proj_gemm_attn",
-            |c| c.four_bits(&["O"]) && gemm_serves(c.get("Q_DIM")),
-            |c, d| out_proj_gemm(c, c.get("Q_DIM"), d),
-        )
+        shared: |c| gemm_shared(128, GEMM_OUTPUTS, c.get("Q_DIM")),
+        ..variant("out_proj_gemm_attn", |c| c.four_bits(&["O"]) && gemm_serves(c.get("Q_DIM")), out_proj_gemm)
     },
     Variant {
-        most_shared: |c| gemm_shared(32, 2 * GEMM_OUTPUTS, c.get("HIDDEN")),
-        ..variant("grouped_gate_up_32", gate_up_serves, |c, d| grouped(c.get("INNER") / 256, 32, c.get("HIDDEN"), d))
+        shared: |c| gemm_shared(32, 2 * GEMM_OUTPUTS, c.get("HIDDEN")),
+        ..variant("grouped_gate_up_32", gate_up_serves, |c, d| grouped(c.get("INNER") / 256, d))
     },
     Variant {
-        most_shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("HIDDEN")),
-        ..variant("grouped_gate_up_64", gate_up_serves, |c, d| grouped(c.get("INNER") / 256, 64, c.get("HIDDEN"), d))
+        shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("HIDDEN")),
+        ..variant("grouped_gate_up_64", gate_up_serves, |c, d| grouped(c.get("INNER") / 256, d))
     },
     Variant {
-        most_shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("HIDDEN")),
+        shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("HIDDEN")),
         ..variant(
             "shared_gate_up",
             |c| {
@@ -234,19 +207,19 @@ pub const VARIANTS: &[Variant] = &[
                     && wide_serves(c.get("HIDDEN"))
                     && c.get("SHARED_INNER").is_multiple_of(256)
             },
-            |c, d| grouped(c.get("SHARED_INNER") / 256, 64, c.get("HIDDEN"), d),
+            |c, d| grouped(c.get("SHARED_INNER") / 256, d),
         )
     },
     Variant {
-        most_shared: |c| gemm_shared(32, 2 * GEMM_OUTPUTS, c.get("INNER")),
-        ..variant("grouped_down_32", down_serves, |c, d| grouped(c.get("HIDDEN") / 512, 32, c.get("INNER"), d))
+        shared: |c| gemm_shared(32, 2 * GEMM_OUTPUTS, c.get("INNER")),
+        ..variant("grouped_down_32", down_serves, |c, d| grouped(c.get("HIDDEN") / 512, d))
     },
     Variant {
-        most_shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("INNER")),
-        ..variant("grouped_down_64", down_serves, |c, d| grouped(c.get("HIDDEN") / 512, 64, c.get("INNER"), d))
+        shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("INNER")),
+        ..variant("grouped_down_64", down_serves, |c, d| grouped(c.get("HIDDEN") / 512, d))
     },
     Variant {
-        most_shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("SHARED_INNER")),
+        shared: |c| gemm_shared(64, 2 * GEMM_OUTPUTS, c.get("SHARED_INNER")),
         ..variant(
             "shared_down",
             |c| {
@@ -254,67 +227,55 @@ pub const VARIANTS: &[Variant] = &[
                     && wide_serves(c.get("SHARED_INNER"))
                     && c.get("HIDDEN").is_multiple_of(512)
             },
-            |c, d| grouped(c.get("HIDDEN") / 512, 64, c.get("SHARED_INNER"), d),
+            |c, d| grouped(c.get("HIDDEN") / 512, d),
         )
     },
     Variant {
-        most_shared: |_| ATTN_PREFILL_SHARED,
+        shared: |_| ATTN_PREFILL_SHARED,
         ..variant(
             "attn_prefill",
             |c| c.get("HEAD_DIM") == 256 && 128 % (c.get("Q_HEADS") / c.get("KV_HEADS").max(1)).max(1) == 0,
             |c, d| {
                 // Tiles of 8 * FLASH_SIMDS rows become tiles of 128.
                 let rows = d.grid[0] * 8 * c.get("FLASH_SIMDS");
-                Shape { grid: [rows.div_ceil(128), d.grid[1], d.grid[2]], threads: 256, shared: ATTN_PREFILL_SHARED }
+                Shape { grid: [rows.div_ceil(128), d.grid[1], d.grid[2]], threads: 256 }
             },
         )
     },
     Variant {
-        most_shared: |_| SCAN_SHARED,
+        shared: |_| SCAN_SHARED,
         before: Some(Before {
             symbol: "native_gdn_scan_factors",
-            shape: |c, d| Shape {
-                grid: [scan_rows(c, d).div_ceil(64), c.get("VALUE_HEADS"), d.grid[2]],
-                threads: 128,
-                shared: SCAN_FACTORS_SHARED,
-            },
-            most_shared: SCAN_FACTORS_SHARED,
+            shape: |c, d| Shape { grid: [scan_rows(c, d).div_ceil(64), c.get("VALUE_HEADS"), d.grid[2]], threads: 128 },
+            shared: SCAN_FACTORS_SHARED,
             memory: |c, d| u64::from(scan_rows(c, d)) * u64::from(c.get("VALUE_HEADS")) * 512,
         }),
         ..variant(
             "gdn_scan",
             |c| c.get("DK") == 128 && c.get("DV") == 128,
-            |c, d| Shape { grid: [c.get("VALUE_HEADS"), 4, d.grid[2]], threads: 256, shared: SCAN_SHARED },
+            |c, d| Shape { grid: [c.get("VALUE_HEADS"), 4, d.grid[2]], threads: 256 },
         )
     },
     variant(
         "gdn_step",
         |c| c.get("DK") == 128 && c.get("DV") == 128,
-        |c, d| Shape { grid: [4, c.get("VALUE_HEADS"), d.grid[1]], threads: 256, shared: 0 },
+        |c, d| Shape { grid: [4, c.get("VALUE_HEADS"), d.grid[1]], threads: 256 },
     ),
     variant(
         "combine",
         |c| c.get("HIDDEN").is_multiple_of(128) && c.get("HIDDEN") <= 4096 && c.get("TOP_K") <= 15,
-        |c, d| Shape { grid: d.grid, threads: c.get("HIDDEN") / 4, shared: 0 },
+        |c, d| Shape { grid: d.grid, threads: c.get("HIDDEN") / 4 },
     ),
     variant(
         "gdn_conv",
         |c| c.get("DK") == 128 && c.get("DV") == 128,
         |c, d| {
             let heads = 2 * c.get("KEY_HEADS") + c.get("VALUE_HEADS");
-            Shape { grid: [heads.div_ceil(4), d.grid[1].div_ceil(8), 1], threads: 128, shared: 0 }
+            Shape { grid: [heads.div_ceil(4), d.grid[1].div_ceil(8), 1], threads: 128 }
         },
     ),
-    variant(
-        "route_place_32",
-        |c| c.get("TOP_K").is_multiple_of(4),
-        |_, d| Shape { grid: d.grid, threads: 256, shared: 0 },
-    ),
-    variant(
-        "route_place_64",
-        |c| c.get("TOP_K").is_multiple_of(4),
-        |_, d| Shape { grid: d.grid, threads: 256, shared: 0 },
-    ),
+    variant("route_place_32", |c| c.get("TOP_K").is_multiple_of(4), |_, d| Shape { grid: d.grid, threads: 256 }),
+    variant("route_place_64", |c| c.get("TOP_K").is_multiple_of(4), |_, d| Shape { grid: d.grid, threads: 256 }),
 ];
 
 /// Rows of a scan: those of its first argument, f32 `[rows, conv dim]`.

@@ -64,7 +64,10 @@ impl Source<'_> {
                         }
                     }
                 }
-                // Rows that hold no number, and more than a number, beside good ones.
+                // A NaN among numbers is passed over; rows of nothing else, or with an infinite largest, give no token.
+                for row in values.chunks_exact_mut(vocab) {
+                    row[self.random.below(vocab)] = f32::NAN;
+                }
                 let faulty = count / 3;
                 for (row, values) in values.chunks_exact_mut(vocab).take(faulty).enumerate() {
                     values.fill(f32::NAN);
