@@ -203,13 +203,18 @@ impl Engine {
     fn check(&self, request: &Request) -> Result<usize, SubmitError> {
         request.sampling.validate()?;
         let ModelLimits { max_seq, vocab_size } = self.limits;
-        let ids = request.tokens.iter().chain(request.sampling.logit_bias.iter().map(|(id, _)| id));
-        if let Some(id) = ids.into_iter().find(|id| **id as usize >= vocab_size) {
-            return Err(invalid("token id", id, format!("ids below {vocab_size}")));
+        let last = vocab_size - 1;
+        let foreign = |id: &u32| *id as usize > last;
+        if let Some(index) = request.tokens.iter().position(foreign) {
+            let problem = format!("has the id {} at {index}", request.tokens[index]);
+            return Err(SubmitError::Prompt { problem, last });
+        }
+        if let Some((id, _)) = request.sampling.logit_bias.iter().find(|(id, _)| foreign(id)) {
+            return Err(invalid("logit_bias", format!("for the id {id}"), format!("ids from 0 to {last}")));
         }
         let prompt = request.tokens.len();
         if prompt == 0 {
-            return Err(invalid("prompt", "empty", "at least one token"));
+            return Err(SubmitError::Prompt { problem: "is empty".into(), last });
         }
         let room_needed = usize::from(request.max_tokens != Some(0));
         if prompt + room_needed > max_seq {

@@ -7,6 +7,14 @@ use crate::sampler::SamplingError;
 /// Why [`crate::Engine::submit`] refused a request.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SubmitError {
+    /// A token of the prompt is none of the model's, or there is none.
+    #[error("the prompt {problem} (accepted: at least one id, each from 0 to {last})")]
+    Prompt {
+        /// What is wrong with it.
+        problem: String,
+        /// The largest id.
+        last: usize,
+    },
     /// A field of the request is out of range.
     #[error("{field} is {value} (accepted: {accepted})")]
     Invalid {

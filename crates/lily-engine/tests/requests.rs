@@ -126,14 +126,14 @@ fn what_is_out_of_range_is_refused_by_name() {
     let base = || greedy(tokens(9, 10), 5);
     let cases = [
         (Request { tokens: vec![], ..base() }, "prompt"),
-        (Request { tokens: vec![1, 512], ..base() }, "token id"),
+        (Request { tokens: vec![1, 512], ..base() }, "prompt"),
         (Request { stop: vec![String::new()], ..base() }, "stop"),
         (Request { stop: vec!["x".into(); 17], ..base() }, "stop"),
         (Request { logprobs: Some(21), ..base() }, "top_logprobs"),
         (Request { sampling: SamplingParams { top_p: 2.0, ..SamplingParams::greedy() }, ..base() }, "top_p"),
         (
             Request { sampling: SamplingParams { logit_bias: vec![(512, 1.0)], ..SamplingParams::greedy() }, ..base() },
-            "token id",
+            "logit_bias",
         ),
     ];
     for (request, field) in cases {
@@ -225,15 +225,17 @@ fn a_failed_step_ends_its_requests_alone_and_leaves_the_engine_right() {
 fn logits_that_are_no_numbers_end_a_request_with_an_error_greedy_or_sampled() {
     let (engine, control) = engine();
     control.lock().unwrap().faulty = true;
-    let sampled = Request::new(tokens(5, 40), SamplingParams { seed: Some(1), ..SamplingParams::default() });
-    for request in [greedy(tokens(5, 40), 10), sampled] {
+    let sampled = Request::new(tokens(5, 600), SamplingParams { seed: Some(1), ..SamplingParams::default() });
+    for request in [greedy(tokens(5, 600), 10), sampled] {
         match run(&engine, request).reason {
             FinishReason::Error(message) => assert!(message.contains("logits"), "{message}"),
             other => panic!("{other:?}"),
         }
     }
     control.lock().unwrap().faulty = false;
-    assert_eq!(run(&engine, greedy(tokens(5, 40), 10)).ids, cold(greedy(tokens(5, 40), 10)).ids);
+    // Nothing of theirs is in the cache.
+    let again = run(&engine, greedy(tokens(5, 600), 10));
+    assert_eq!((again.usage.cached, again.ids), (0, cold(greedy(tokens(5, 600), 10)).ids));
 }
 
 #[test]

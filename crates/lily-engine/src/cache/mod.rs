@@ -155,6 +155,14 @@ impl PrefixCache {
         true
     }
 
+    /// Drops what is held of these tokens and of what they begin with: a device that failed on them may have failed before.
+    pub fn forget(&mut self, tokens: &[u32], resources: &mut Resources) {
+        while let Some(hit) = self.trie.find(tokens, tokens.len()).hit {
+            self.trie.remove(hit.slot, &mut resources.pages);
+            resources.slots.give_back(hit.slot);
+        }
+    }
+
     /// Writes one snapshot to disk that is not there yet; false if there is none (or no disk tier).
     pub fn store_one(&mut self, resources: &mut Resources) -> bool {
         let Some(disk) = &mut self.disk else { return false };

@@ -5,9 +5,9 @@ use serde_json::Value;
 use super::ConstraintError;
 
 /// Bytes of a schema as JSON.
-const MAX_BYTES: usize = 256 << 10;
+const MAX_SCHEMA_BYTES: usize = 256 << 10;
 /// Bytes of a grammar or a regular expression: compiling one of 200 kB takes most of a second.
-const MAX_TEXT_BYTES: usize = 32 << 10;
+const MAX_GRAMMAR_BYTES: usize = 32 << 10;
 /// Values in a schema.
 const MAX_NODES: usize = 20_000;
 /// Levels of a schema.
@@ -18,8 +18,8 @@ const COUNTED: [&str; 6] = ["minItems", "maxItems", "minLength", "maxLength", "m
 
 /// Refuses a text that is too long.
 pub(super) fn check_text(what: &str, text: &str) -> Result<(), ConstraintError> {
-    if text.len() > MAX_TEXT_BYTES {
-        return Err(too_complex(what, format!("{} bytes (at most {MAX_TEXT_BYTES})", text.len())));
+    if text.len() > MAX_GRAMMAR_BYTES {
+        return Err(too_complex(what, format!("{} bytes (accepted: at most {MAX_GRAMMAR_BYTES})", text.len())));
     }
     Ok(())
 }
@@ -32,17 +32,20 @@ pub(super) fn check_schema(what: &str, schema: &Value) -> Result<(), ConstraintE
     while let Some((value, depth, path)) = stack.pop() {
         nodes += 1;
         if nodes > MAX_NODES {
-            return Err(too_complex(what, format!("more than {MAX_NODES} values")));
+            return Err(too_complex(what, format!("more than {MAX_NODES} values (accepted: at most {MAX_NODES})")));
         }
         if depth > MAX_DEPTH {
-            return Err(too_complex(what, format!("more than {MAX_DEPTH} levels at {}", shorten(&path))));
+            return Err(too_complex(
+                what,
+                format!("more than {MAX_DEPTH} levels at {} (accepted: at most {MAX_DEPTH})", shorten(&path)),
+            ));
         }
         match value {
             Value::Object(map) => {
                 for (key, inner) in map {
                     bytes += key.len() + 4;
                     if COUNTED.contains(&key.as_str()) && inner.as_f64().is_some_and(|n| n > MAX_COUNT) {
-                        let reason = format!("{path}/{key} is {inner} (at most {MAX_COUNT})");
+                        let reason = format!("{path}/{key} is {inner} (accepted: at most {MAX_COUNT})");
                         return Err(too_complex(what, reason));
                     }
                     stack.push((inner, depth + 1, format!("{path}/{}", escape(key))));
@@ -55,8 +58,11 @@ pub(super) fn check_schema(what: &str, schema: &Value) -> Result<(), ConstraintE
             Value::String(text) => bytes += text.len(),
             _ => bytes += 4,
         }
-        if bytes > MAX_BYTES {
-            return Err(too_complex(what, format!("more than {MAX_BYTES} bytes")));
+        if bytes > MAX_SCHEMA_BYTES {
+            return Err(too_complex(
+                what,
+                format!("more than {MAX_SCHEMA_BYTES} bytes (accepted: at most {MAX_SCHEMA_BYTES})"),
+            ));
         }
     }
     Ok(())

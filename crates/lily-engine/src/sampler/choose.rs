@@ -101,20 +101,22 @@ impl Sampler {
     /// Draws by the number `u` in [0, 1).
     fn draw(&self, logits: &[f32], u: f64) -> Result<u32, NoCandidate> {
         let p = &self.params;
-        let best = largest(logits);
+        let (mut kept, best) = if p.top_k > 0 {
+            let kept = top_k(logits, p.top_k);
+            let best = kept.first().map_or(f32::NEG_INFINITY, |c| c.value);
+            (kept, best)
+        } else {
+            let best = largest(logits);
+            let floor = best - NEGLIGIBLE * p.temperature;
+            let above = logits.iter().enumerate().filter(|(_, v)| **v >= floor);
+            (above.map(|(id, &value)| Candidate { id: id as u32, value }).collect(), best)
+        };
         if best == f32::NEG_INFINITY {
             return Err(NoCandidate);
         }
         if best == f32::INFINITY {
             return argmax(logits).ok_or(NoCandidate);
         }
-        let mut kept = if p.top_k > 0 {
-            top_k(logits, p.top_k)
-        } else {
-            let floor = best - NEGLIGIBLE * p.temperature;
-            let above = logits.iter().enumerate().filter(|(_, v)| **v >= floor);
-            above.map(|(id, &value)| Candidate { id: id as u32, value }).collect()
-        };
         for candidate in &mut kept {
             candidate.value = ((candidate.value - best) / p.temperature).exp();
         }

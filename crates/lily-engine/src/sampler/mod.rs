@@ -8,4 +8,4 @@ mod select;
 
 pub(crate) use choose::{Restrictions, Sampler};
 pub use params::{SamplingError, SamplingParams};
-pub(crate) use select::{log_sum_exp, top_k};
+pub(crate) use select::{log_sum_exp, not_finite, top_k};

@@ -35,11 +35,8 @@ impl Worker {
                 self.after_prefill(&parts, result);
             }
             Err(error) => {
-                self.step_failed(&error);
-                for part in &parts {
-                    self.running[part.index].damaged = true;
-                    self.running[part.index].finish(FinishReason::Error(error.to_string()));
-                }
+                let rows: Vec<usize> = parts.iter().map(|part| part.index).collect();
+                self.fail_rows(&rows, &error);
             }
         }
     }

@@ -29,6 +29,9 @@ impl Worker {
         } else {
             self.resources.slots.give_back(place.slot);
         }
+        if sequence.damaged {
+            self.cache.forget(&sequence.tokens, &mut self.resources);
+        }
         self.release_pages(place.pages, place.reserved);
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::constraint::TokenMask;
 use crate::generation::{Event, FinishReason, Timings, TokenEvent, TokenLogprob, Usage};
 use crate::request::{EosRule, PrefixCacheUse};
-use crate::sampler::{Restrictions, Sampler, log_sum_exp, top_k};
+use crate::sampler::{Restrictions, Sampler, log_sum_exp, not_finite, top_k};
 use crate::text_output::{StopSearch, TextOutput};
 use crate::thinking::{Stage, ThinkTokens};
 
@@ -141,7 +141,10 @@ impl Sequence {
         }
         match self.choose(output, vocabulary) {
             Ok(chosen) => self.accept(chosen, vocabulary),
-            Err(reason) => self.finish(reason),
+            Err(reason) => {
+                self.damaged |= matches!(reason, FinishReason::Error(_));
+                self.finish(reason);
+            }
         }
     }
 
@@ -156,9 +159,14 @@ impl Sequence {
             }
             RowOutput::Logits(logits) => logits,
         };
+        if let Some((id, logit)) = not_finite(logits) {
+            return Err(faulty_logits(format!("{logit} at id {id}")));
+        }
         let report = self.logprobs.map(|n| {
             let norm = log_sum_exp(logits);
-            (norm, top_k(logits, n).into_iter().map(|c| (c.id, c.value - norm)).collect::<Vec<_>>(), logits.to_vec())
+            let top: Vec<_> = top_k(logits, n).into_iter().map(|c| (c.id, c.value - norm)).collect();
+            // The choice changes logits.
+            (norm, top, logits.to_vec())
         });
         let id = match self.forced.front() {
             Some(&id) => id,
@@ -170,9 +178,6 @@ impl Sequence {
     }
 
     fn sample(&mut self, logits: &mut [f32], vocabulary: &Vocabulary) -> Result<u32, FinishReason> {
-        if let Some(id) = logits.iter().position(|logit| !logit.is_finite()) {
-            return Err(faulty_logits(format!("{} at id {id}", logits[id])));
-        }
         let allowed = match &mut self.mask {
             Some(mask) if !self.stage.is_thinking() => {
                 Some(mask.allowed().map_err(|e| FinishReason::Constraint(e.to_string()))?)
@@ -183,7 +188,8 @@ impl Sequence {
         let index = self.generated() as u64;
         let restrictions = Restrictions { mask: allowed.as_ref(), banned };
         self.sampler.choose(logits, restrictions, index).map_err(|_| {
-            FinishReason::Constraint("no token may follow: logit_bias or the constraint forbid every one".into())
+            let message = "logit_bias, the constraint and min_tokens leave no token to choose (accepted: at least one)";
+            FinishReason::Constraint(message.into())
         })
     }
 
