@@ -22,6 +22,7 @@ def main():
     many = commands.add_parser("throughput", help="tokens per second of parallel streams")
     many.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8])
     many.add_argument("--tokens", type=int, default=256)
+    many.add_argument("--sampling", choices=list(streams.SAMPLING), default="greedy")
     long = commands.add_parser("soak", help="mixed requests for an hour, memory every minute")
     long.add_argument("--minutes", type=float, default=60)
     long.add_argument("--rate", type=float, default=2.0, help="requests a second")
@@ -33,7 +34,7 @@ def main():
     elif args.command == "gaps":
         streams.gaps(server, args.length)
     elif args.command == "throughput":
-        streams.throughput(server, args.streams, args.tokens)
+        streams.throughput(server, args.streams, args.tokens, args.sampling)
     else:
         return soak.run(server, args.minutes, args.rate, args.csv)
     return 0

@@ -69,13 +69,13 @@ class Server:
 
 
 def moments(server, body, enough=None):
-    """Reads a streamed completion that reports a probability for every token, so that one event is one token. Gives the
-    moments at which tokens came, and the usage; hangs up once the event `enough` is set."""
+    """Reads a streamed completion. Gives the moments at which text came (a token that ends within a character brings none),
+    and the usage; hangs up once the event `enough` is set."""
     times, usage = [], {}
-    body = {**body, "logprobs": 0, "stream_options": {"include_usage": True}}
+    body = {**body, "stream_options": {"include_usage": True}}
     for event in server.stream("/v1/completions", body):
         usage = event.get("usage") or usage
-        if any((choice.get("logprobs") or {}).get("tokens") for choice in event["choices"]):
+        if any(choice["text"] for choice in event["choices"]):
             times.append(time.monotonic())
         if enough is not None and enough.is_set():
             break

@@ -19,27 +19,33 @@ def prompt(server, tokens, seed):
     return ids[:tokens]
 
 
-def body(ids, max_tokens):
-    return {"prompt": ids, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+# How tokens are chosen: the largest logit, as people use the model, or the latter with a probability for each token.
+SAMPLING = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 1, "top_k": 20, "top_p": 0.95, "seed": 1},
+    "logprobs": {"temperature": 1, "top_k": 20, "top_p": 0.95, "seed": 1, "logprobs": 5},
+}
 
 
-def throughput(server, counts, tokens):
-    """Tokens per second of all streams together, while all of them run."""
-    print(f"throughput, {tokens} tokens a stream, prompts of 64 tokens")
+def body(ids, max_tokens, sampling="greedy"):
+    return {"prompt": ids, "max_tokens": max_tokens, "ignore_eos": True, **SAMPLING[sampling]}
+
+
+def throughput(server, counts, tokens, sampling):
+    """Tokens per second of all streams together: the sum of what each gets between its first text and its last."""
+    print(f"throughput, {sampling}, {tokens} tokens a stream, prompts of 64 tokens")
     for count in counts:
         results = [None] * count
 
         def read(index):
-            results[index] = moments(server, body(prompt(server, 64, (count, index)), tokens))[0]
+            results[index] = moments(server, body(prompt(server, 64, (sampling, count, index)), tokens, sampling))
 
         threads = [threading.Thread(target=read, args=[index]) for index in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        begin, end = max(times[0] for times in results), min(times[-1] for times in results)
-        inside = sum(begin < at <= end for times in results for at in times)
-        together = inside / (end - begin) if end > begin else float("nan")
+        together = sum((usage["completion_tokens"] - 1) / (times[-1] - times[0]) for times, usage in results)
         print(f"{count:>3} streams: {together:>8.1f} tokens/s together, {together / count:>8.1f} each")
 
 
