@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 
 import anthropic
 import httpx
@@ -41,7 +42,9 @@ def lily():
 
 
 class Server:
-    """A running `lily serve`."""
+    """A running `lily serve`. The fixture `no_server_left` ends those that a failed test left."""
+
+    started = []
 
     def __init__(self, *args, bind="127.0.0.1:0", env=None):
         self.process = subprocess.Popen(
@@ -52,6 +55,7 @@ class Server:
             # The miniature gains nothing from more threads, and loses much where other processes want the cores.
             env={**environment(), "LILY_THREADS": "1", **(env or {})},
         )
+        Server.started.append(self.process)
         self.log = []
         for line in self.process.stderr:
             self.log.append(line)
@@ -65,7 +69,7 @@ class Server:
         for _ in range(600):
             if httpx.get(self.url + "/health").status_code == 200:
                 return
-            threading.Event().wait(0.1)
+            time.sleep(0.1)
         raise RuntimeError("the model was not loaded within a minute: " + "".join(self.log))
 
     def stop(self):
@@ -78,6 +82,15 @@ class Server:
         code = self.process.wait(timeout=60)
         self.reader.join(10)
         return code
+
+
+@pytest.fixture(autouse=True)
+def no_server_left():
+    """Ends what a test started and, failing, did not stop."""
+    before = len(Server.started)
+    yield
+    for process in Server.started[before:]:
+        process.kill()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ use lily_model::text::{Conversation, Message, ReasoningStart, ToolSchemas};
 use serde_json::{Map, Value, json};
 
 use super::answer::Form;
-use super::choices::{Choice, Choices};
+use super::choices::{Choice, ChoiceRules, Choices};
 use super::error::ApiError;
 use super::state::Serving;
 
@@ -135,11 +135,11 @@ impl Chat {
     }
 }
 
-/// Text that a prompt may have for each token of the context. Real text has 3 to 6 bytes a token; tokenizing takes time and
-/// a hundred times its bytes of memory, so what cannot fit is refused before.
+/// Most bytes of prompt text for each token of the context. Ordinary text has 3 to 6; one of very long tokens is refused although
+/// it might fit, since tokenizing takes about a hundred times its bytes of memory.
 const BYTES_A_TOKEN: usize = 16;
-/// Text that is tokenized however short the context.
-const SHORT_TEXT: usize = 64 << 10;
+/// Bytes of text that are tokenized however short the context.
+const ALWAYS_TOKENIZED: usize = 64 << 10;
 
 impl Prompt {
     /// Renders and tokenizes what came in `field`. Takes a while for long prompts: call it off the async threads.
@@ -147,7 +147,7 @@ impl Prompt {
         let encode = |error: lily_model::text::TokenizerError| ApiError::invalid(field, error.to_string());
         let plain = |tokens| Tokenized { tokens, form: Form::Raw, branch_points: Vec::new() };
         let context = serving.engine.limits().max_seq;
-        let most = context.saturating_mul(BYTES_A_TOKEN).max(SHORT_TEXT);
+        let most = context.saturating_mul(BYTES_A_TOKEN).max(ALWAYS_TOKENIZED);
         let fits = |bytes: usize| {
             if bytes <= most {
                 return Ok(());
@@ -238,7 +238,6 @@ impl Ask {
     fn start_blocking(self, serving: &Serving, deadline: Option<Instant>) -> Result<Choices, ApiError> {
         let constraint = self.constraint()?;
         let prompt = self.prompt.tokenize(&self.prompt_field, serving)?;
-        let only_one_call = matches!(&self.prompt, Prompt::Chat(chat) if chat.parallel_calls == ParallelCalls::One);
         let places = serving.engine.places();
         if self.n > places {
             let message = format!("`n` is {} (accepted: 1 to {places}, which may run and wait at once)", self.n);
@@ -250,6 +249,15 @@ impl Ask {
                 let compiled = serving.engine.compile_constraint(spec);
                 Some(compiled.map_err(|error| ApiError::constraint(field, &error))?)
             }
+        };
+        let rules = ChoiceRules {
+            form: prompt.form.clone(),
+            parallel_calls: match &self.prompt {
+                Prompt::Chat(chat) => chat.parallel_calls,
+                Prompt::Text(_) | Prompt::Tokens(_) => ParallelCalls::Many,
+            },
+            think_end: serving.think_end,
+            constraint_field: constraint.map(|(_, field)| field),
         };
         let mut choices = Vec::with_capacity(self.n);
         for index in 0..self.n {
@@ -269,17 +277,9 @@ impl Ask {
             request.prefix_cache = PrefixCacheUse::ReadWrite;
             request.deadline = deadline;
             request.constraint = mask.as_ref().map(|mask| mask.fork());
-            let generation = serving.engine.submit(request).map_err(|error| {
-                let error = ApiError::from(error);
-                if error.param.as_deref() == Some("messages") {
-                    ApiError { param: Some(self.prompt_field.clone()), ..error }
-                } else {
-                    error
-                }
-            })?;
-            let think_end = serving.think_end;
-            let choice = Choice::new(generation, prompt.form.clone(), only_one_call, think_end);
-            choices.push(choice.constrained_by(constraint.as_ref().map(|(_, field)| field.clone())));
+            let submitted = serving.engine.submit(request);
+            let generation = submitted.map_err(|error| ApiError::submit(error, &self.prompt_field))?;
+            choices.push(Choice::new(generation, rules.clone()));
         }
         Ok(Choices::new(choices, prompt.tokens.len()))
     }

@@ -52,10 +52,11 @@ pub async fn json(request: Request, app: &App) -> Result<Value, ApiError> {
     if declares_too_much(&request, limit) {
         return Err(ApiError::too_large(limit));
     }
-    plain(&request)?;
-    let patience = app.settings.patience;
-    let reading = timeout(patience.body, read(request, limit, patience.pause, &app.bodies));
+    refuse_encoded(&request)?;
+    let timeouts = app.settings.timeouts;
+    let reading = timeout(timeouts.body, read(request, limit, timeouts.pause, &app.bodies));
     let (bytes, held) = tokio::select! {
+        biased;
         read = reading => read.map_err(|_| ApiError::body_timeout())??,
         () = app.ended() => return Err(ApiError::unavailable("the server is shutting down")),
     };
@@ -80,10 +81,10 @@ fn declares_too_much(request: &Request, limit: usize) -> bool {
 }
 
 /// Refuses a body in a form that is not read: compressed ones.
-fn plain(request: &Request) -> Result<(), ApiError> {
+fn refuse_encoded(request: &Request) -> Result<(), ApiError> {
     match request.headers().get(header::CONTENT_ENCODING) {
         Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
-            Err(ApiError::encoded(&String::from_utf8_lossy(encoding.as_bytes())))
+            Err(ApiError::unsupported_encoding(&String::from_utf8_lossy(encoding.as_bytes())))
         }
         _ => Ok(()),
     }

@@ -8,6 +8,7 @@ use lily_engine::{Event, FinishReason, Generation, TokenEvent, Usage};
 use lily_model::text::{Ending, ReasoningStart};
 
 use super::answer::{Answer, Form, Piece};
+use super::ask::ParallelCalls;
 use super::error::ApiError;
 
 /// Something new in one of the answers.
@@ -55,15 +56,25 @@ pub enum Reason {
     ToolCalls,
 }
 
+/// What the answers to a request have in common.
+#[derive(Debug, Clone)]
+pub struct ChoiceRules {
+    /// How the answer is read.
+    pub form: Form,
+    /// How many calls it may have.
+    pub parallel_calls: ParallelCalls,
+    /// Id of `</think>`.
+    pub think_end: Option<u32>,
+    /// Path of the field that constrains the answer.
+    pub constraint_field: Option<String>,
+}
+
 /// One answer.
 #[derive(Debug)]
 pub struct Choice {
     generation: Option<Generation>,
     answer: Answer,
-    only_one_call: bool,
-    think_end: Option<u32>,
-    /// The field that says what the answer must look like.
-    constrained_by: Option<String>,
+    rules: ChoiceRules,
     thinking: bool,
     calls: usize,
     /// Kept for answers that are ended before the engine ends them.
@@ -74,24 +85,16 @@ pub struct Choice {
 
 impl Choice {
     /// The answer that `generation` produces.
-    pub(super) fn new(generation: Generation, form: Form, only_one_call: bool, think_end: Option<u32>) -> Self {
-        let thinking = matches!(form, Form::Chat { begin: ReasoningStart::Open, .. });
+    pub(super) fn new(generation: Generation, rules: ChoiceRules) -> Self {
         Choice {
             generation: Some(generation),
-            answer: Answer::new(form),
-            only_one_call,
-            think_end,
-            constrained_by: None,
-            thinking,
+            answer: Answer::new(rules.form.clone()),
+            thinking: matches!(rules.form, Form::Chat { begin: ReasoningStart::Open, .. }),
+            rules,
             calls: 0,
             usage: Usage::default(),
             finish: None,
         }
-    }
-
-    /// The same, whose form `field` of the request demands.
-    pub(super) fn constrained_by(self, field: Option<String>) -> Self {
-        Choice { constrained_by: field, ..self }
     }
 
     fn update(&mut self, event: Option<Event>) -> Update {
@@ -116,11 +119,11 @@ impl Choice {
         let in_answer = !self.thinking;
         if self.thinking {
             self.usage.reasoning += 1;
-            self.thinking = Some(token.id) != self.think_end;
+            self.thinking = Some(token.id) != self.rules.think_end;
         }
         let pieces = self.answer.push(&token.text);
         let pieces = self.count_calls(pieces);
-        if self.only_one_call && pieces.contains(&Piece::CallEnd) {
+        if self.rules.parallel_calls == ParallelCalls::One && pieces.contains(&Piece::CallEnd) {
             // Dropping the generation frees its place; what it would have said is not wanted.
             self.generation = None;
             self.finish = Some(Finish { reason: Reason::ToolCalls, usage: self.usage });
@@ -131,7 +134,7 @@ impl Choice {
 
     fn count_calls(&mut self, mut pieces: Vec<Piece>) -> Vec<Piece> {
         self.calls += pieces.iter().filter(|piece| matches!(piece, Piece::CallStart { .. })).count();
-        if self.only_one_call
+        if self.rules.parallel_calls == ParallelCalls::One
             && let Some(end) = pieces.iter().position(|piece| *piece == Piece::CallEnd)
         {
             pieces.truncate(end + 1);
@@ -155,8 +158,8 @@ impl Choice {
             }
             FinishReason::Deadline => return Update::Failed(ApiError::deadline()),
             FinishReason::Constraint(message) => {
-                let field = self.constrained_by.as_deref().unwrap_or("logit_bias");
-                return Update::Failed(ApiError::invalid(field, format!("`{field}`: {message}")));
+                let field = self.rules.constraint_field.as_deref().unwrap_or("logit_bias");
+                return Update::Failed(ApiError::constraint(field, &message));
             }
             FinishReason::Error(message) => return Update::Failed(ApiError::internal(message)),
         };

@@ -1,11 +1,12 @@
 //! What goes wrong with a request, as status and JSON. The shape is OpenAI's; the Anthropic dialect rewrites it from the
 //! copy that every error response carries in its extensions.
 
+use std::fmt::Display;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lily_engine::SubmitError;
-use lily_engine::constraint::ConstraintError;
 use lily_model::text::TemplateError;
 use serde_json::{Value, json};
 
@@ -39,12 +40,7 @@ impl ApiError {
 
     /// 400 for the value of a field, saying what would have been accepted. Long values are cut.
     pub fn value(param: &str, value: &Value, accepted: &str) -> Self {
-        let mut shown = value.to_string();
-        if let Some((at, _)) = shown.char_indices().nth(80) {
-            shown.truncate(at);
-            shown.push('…');
-        }
-        Self::invalid(param, format!("`{param}` is {shown} (accepted: {accepted})"))
+        Self::invalid(param, format!("`{param}` is {} (accepted: {accepted})", shown(&value.to_string())))
     }
 
     /// 400 for a field that must be there.
@@ -70,13 +66,22 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"), message)
     }
 
-    /// 403: a header says that the request is for or from another machine.
-    pub fn foreign(header: &str, value: &str) -> Self {
+    /// 403: the request is for a host that is not this machine.
+    pub fn foreign_host(host: &str) -> Self {
         let message = format!(
-            "{header} is {value} (accepted: an address, localhost, or a name in .localhost, .local or .internal; for others \
-             serve with --api-key, and name pages with --cors-origin)"
+            "Host is {} (accepted: an address, localhost, or a name in .localhost, .local or .internal; any with --api-key)",
+            shown(host)
         );
-        Self::new(StatusCode::FORBIDDEN, "permission_error", Some("foreign_request"), message)
+        Self::new(StatusCode::FORBIDDEN, "permission_error", Some("foreign_host"), message)
+    }
+
+    /// 403: the request comes from a web page of another machine.
+    pub fn foreign_page(origin: &str) -> Self {
+        let message = format!(
+            "Origin is {} (accepted: pages of this machine, and those that --cors-origin names; any with --api-key)",
+            shown(origin)
+        );
+        Self::new(StatusCode::FORBIDDEN, "permission_error", Some("foreign_page"), message)
     }
 
     /// 404.
@@ -98,19 +103,19 @@ impl ApiError {
 
     /// 413.
     pub fn too_large(limit: usize) -> Self {
-        let message = format!("the request body is larger than {limit} bytes");
+        let message = format!("the request body is too large (accepted: at most {limit} bytes)");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("request_too_large"), message)
     }
 
     /// 415: a body that is compressed.
-    pub fn encoded(encoding: &str) -> Self {
-        let message = format!("Content-Encoding is {encoding} (accepted: none, or identity)");
+    pub fn unsupported_encoding(encoding: &str) -> Self {
+        let message = format!("Content-Encoding is {} (accepted: none, or identity)", shown(encoding));
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", Some("unsupported_encoding"), message)
     }
 
     /// 431.
     pub fn head_too_large(limit: usize) -> Self {
-        let message = format!("the request's head is larger than {limit} bytes");
+        let message = format!("the request's head is too large (accepted: at most {limit} bytes)");
         let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
         Self::new(status, "invalid_request_error", Some("head_too_large"), message)
     }
@@ -155,14 +160,16 @@ impl ApiError {
     }
 }
 
-impl From<SubmitError> for ApiError {
-    fn from(error: SubmitError) -> Self {
+impl ApiError {
+    /// What the engine says of a request whose prompt came in the field `prompt`.
+    pub fn submit(error: SubmitError, prompt: &str) -> Self {
         let message = error.to_string();
         match error {
+            SubmitError::Prompt { .. } => Self::invalid(prompt, message),
             SubmitError::Invalid { field, .. } => Self::invalid(field, message),
             SubmitError::Sampling(inner) => Self::invalid(inner.field, message),
             SubmitError::PromptTooLong { .. } | SubmitError::TooLarge { .. } => {
-                ApiError { code: Some("context_length_exceeded"), ..Self::invalid("messages", message) }
+                ApiError { code: Some("context_length_exceeded"), ..Self::invalid(prompt, message) }
             }
             SubmitError::QueueFull { retry_after, .. } => ApiError {
                 retry_after: Some(retry_after.as_secs().max(1)),
@@ -192,9 +199,18 @@ impl From<TemplateError> for ApiError {
 }
 
 impl ApiError {
-    /// A constraint that cannot be used, blamed on the field it came from.
-    pub fn constraint(param: &str, error: &ConstraintError) -> Self {
+    /// A constraint that cannot be used or kept, blamed on the field it came from.
+    pub fn constraint(param: &str, error: &dyn Display) -> Self {
         Self::invalid(param, format!("`{param}`: {error}"))
+    }
+}
+
+/// A value for a message: a long one is cut.
+fn shown(value: &str) -> String {
+    const MOST: usize = 80;
+    match value.char_indices().nth(MOST) {
+        Some((at, _)) => format!("{}…", &value[..at]),
+        None => value.to_owned(),
     }
 }
 

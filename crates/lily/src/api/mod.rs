@@ -26,4 +26,4 @@ mod tokens;
 
 pub use origin::Callers;
 pub use server::Server;
-pub use state::{ApiSettings, App, Patience, Serving};
+pub use state::{ApiSettings, App, ReceiveTimeouts, Serving};

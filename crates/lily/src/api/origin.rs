@@ -1,6 +1,6 @@
 //! Who a server without a key answers when only this machine reaches it. A web page can make a browser call loopback: by a name
 //! of its own that leads there (DNS rebinding), or by a form, which asks nobody. So requests that name a foreign host, or
-//! come from a foreign page, are refused. A host that is an address cannot be a name that was bent.
+//! come from a foreign page, are refused.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,38 +26,50 @@ pub enum Callers {
 /// Refuses foreign requests, if so set.
 pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, ApiError> {
     if app.settings.callers == Callers::Local {
-        let text = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
-        if let Some(host) = text(header::HOST)
-            && !is_local(host)
-        {
-            return Err(ApiError::foreign("Host", host));
+        let text = |name| request.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let host = text(header::HOST);
+        if let Some(host) = host.as_deref().filter(|host| !is_own_host(host)) {
+            return Err(ApiError::foreign_host(host));
         }
+        let allowed = |origin: &str| app.settings.cors_origins.iter().any(|known| known == "*" || known == origin);
         if let Some(origin) = text(header::ORIGIN)
-            && is_foreign_page(origin)
-            && !app.settings.cors_origins.iter().any(|allowed| allowed == "*" || allowed == origin)
+            && is_foreign_page(&origin, host.as_deref())
+            && !allowed(&origin)
         {
-            return Err(ApiError::foreign("Origin", origin));
+            return Err(ApiError::foreign_page(&origin));
         }
     }
     Ok(next.run(request).await)
 }
 
-/// Whether `host[:port]` can only mean a machine of one's own: an address, or a name that public DNS does not give out.
-fn is_local(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
+/// The name in `name[:port]`, in lower case.
+fn host_name(authority: &str) -> String {
+    let name = match authority.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or(rest),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+        None => authority.rsplit_once(':').map_or(authority, |(name, _)| name),
     };
-    let name = name.trim_end_matches('.').to_ascii_lowercase();
-    let own = [".localhost", ".local", ".internal"];
-    name.parse::<IpAddr>().is_ok() || name == "localhost" || own.iter().any(|ending| name.ends_with(ending))
+    name.trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// Whether an origin is a web page of another machine, or hides what it is, as a frame of any page can. Programs that show
-/// pages of their own have origins of other kinds.
-fn is_foreign_page(origin: &str) -> bool {
-    let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-    origin == "null" || host.is_some_and(|host| !is_local(host))
+fn is_localhost(name: &str) -> bool {
+    name == "localhost" || name.ends_with(".localhost")
+}
+
+/// Whether a request for this host can only be meant for a machine of one's own: its name is an address, which nobody can
+/// bend, or one that public DNS does not give out.
+fn is_own_host(host: &str) -> bool {
+    let name = host_name(host);
+    is_localhost(&name) || name.parse::<IpAddr>().is_ok() || name.ends_with(".local") || name.ends_with(".internal")
+}
+
+/// Whether an origin is a web page of another machine, or hides what it is, as a frame of any page can. Pages of the host that
+/// is asked are its own; programs that show pages of their own have origins of other kinds.
+fn is_foreign_page(origin: &str, host: Option<&str>) -> bool {
+    let page = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    let Some(page) = page else { return origin == "null" };
+    let name = host_name(page);
+    let loopback = name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    !(is_localhost(&name) || loopback || host.is_some_and(|host| host.eq_ignore_ascii_case(page)))
 }
 
 #[cfg(test)]
@@ -65,24 +77,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_names_of_this_machine_are_local_and_public_names_are_not() {
+    fn addresses_and_names_of_this_machine_are_its_own_and_public_names_are_not() {
         for host in
             ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000", "a.localhost", "host.docker.internal:1"]
         {
-            assert!(is_local(host), "{host}");
+            assert!(is_own_host(host), "{host}");
         }
         for host in ["evil.example", "localhost.evil.example:8000", "127.0.0.1.evil.example", "", "x"] {
-            assert!(!is_local(host), "{host}");
+            assert!(!is_own_host(host), "{host}");
         }
     }
 
     #[test]
-    fn a_page_of_another_machine_is_foreign_and_an_extension_is_not() {
-        for origin in ["http://evil.example", "https://evil.example:8443", "null"] {
-            assert!(is_foreign_page(origin), "{origin}");
+    fn a_page_of_another_machine_is_foreign_and_an_extension_or_the_own_page_is_not() {
+        let host = Some("192.168.1.5:8000");
+        for origin in
+            ["http://evil.example", "https://evil.example:8443", "http://203.0.113.5", "http://nas.local", "null"]
+        {
+            assert!(is_foreign_page(origin, host) && is_foreign_page(origin, None), "{origin}");
         }
-        for origin in ["http://localhost:3000", "http://127.0.0.1", "app://obsidian.md"] {
-            assert!(!is_foreign_page(origin), "{origin}");
+        for origin in ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:5173", "app://obsidian.md"] {
+            assert!(!is_foreign_page(origin, None), "{origin}");
         }
+        assert!(!is_foreign_page("http://192.168.1.5:8000", host));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::{HeaderValue, Method, header};
+use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
@@ -17,10 +17,6 @@ use super::{anthropic, auth, log, openai, ops, origin, responses, tokens};
 
 /// The whole API over `app`.
 pub fn router(app: &Arc<App>) -> Router {
-    let anthropic = Router::new()
-        .route("/v1/messages", post(anthropic::messages))
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .layer(middleware::map_response(anthropic::errors));
     let routes = Router::new()
         .route("/", get(page))
         .route("/health", get(ops::health))
@@ -32,12 +28,14 @@ pub fn router(app: &Arc<App>) -> Router {
         .route("/v1/responses", post(responses::responses))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
-        .merge(anthropic)
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(Arc::clone(app), auth::check))
         .layer(middleware::from_fn_with_state(Arc::clone(app), origin::check))
         .layer(middleware::from_fn(bounded_head))
+        .layer(middleware::from_fn(anthropic::errors))
         .layer(middleware::from_fn(log::request));
     let routes = match cors(&app.settings.cors_origins) {
         Some(layer) => routes.layer(layer),
@@ -56,8 +54,8 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     } else {
         AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
     };
-    let headers =
-        [header::AUTHORIZATION, header::CONTENT_TYPE, "x-api-key".parse().ok()?, "anthropic-version".parse().ok()?];
+    let own = |name| HeaderName::from_static(name);
+    let headers = [header::AUTHORIZATION, header::CONTENT_TYPE, own("x-api-key"), own("anthropic-version")];
     Some(CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]).allow_headers(headers))
 }
 

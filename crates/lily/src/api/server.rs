@@ -36,16 +36,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `address` (`127.0.0.1:8000`; port 0 = any free one).
-    pub async fn bind(address: &str, app: &Arc<App>) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
-        let head_timeout = app.settings.patience.head;
-        Ok(Server { listener, router: router(app), head_timeout, requests: Arc::new(()) })
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> std::io::Result<SocketAddr> {
-        self.listener.local_addr()
+    /// Answers what comes to `listener` with `app`.
+    pub fn new(listener: TcpListener, app: &Arc<App>) -> Self {
+        let head_timeout = app.settings.timeouts.head;
+        Server { listener, router: router(app), head_timeout, requests: Arc::new(()) }
     }
 
     /// Serves until `stop` returns, then lets requests finish for at most `patience`, and after that what was written to

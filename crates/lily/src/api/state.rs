@@ -9,6 +9,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::body::BodyMemory;
 use super::error::ApiError;
+use super::identity;
 use super::origin::Callers;
 use crate::model::LoadedModel;
 
@@ -26,14 +27,14 @@ pub struct ApiSettings {
     /// Longest time a request may take.
     pub request_timeout: Option<Duration>,
     /// How long clients may take to send.
-    pub patience: Patience,
+    pub timeouts: ReceiveTimeouts,
     /// Most thinking tokens of a request that does not say.
     pub thinking_budget: Option<usize>,
 }
 
 /// How long a client may take to send its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct ReceiveTimeouts {
     /// The head, and the silence before it on a kept connection.
     pub head: Duration,
     /// A pause within the body.
@@ -42,9 +43,13 @@ pub struct Patience {
     pub body: Duration,
 }
 
-impl Default for Patience {
+impl Default for ReceiveTimeouts {
     fn default() -> Self {
-        Patience { head: Duration::from_secs(30), pause: Duration::from_secs(15), body: Duration::from_secs(120) }
+        ReceiveTimeouts {
+            head: Duration::from_secs(30),
+            pause: Duration::from_secs(15),
+            body: Duration::from_secs(120),
+        }
     }
 }
 
@@ -56,11 +61,14 @@ impl Default for ApiSettings {
             cors_origins: Vec::new(),
             max_body: 32 << 20,
             request_timeout: None,
-            patience: Patience::default(),
+            timeouts: ReceiveTimeouts::default(),
             thinking_budget: None,
         }
     }
 }
+
+/// Prompts that are rendered and tokenized at once: each takes a processor and up to a hundred times its bytes of memory.
+const PREPARED_AT_ONCE: usize = 2;
 
 /// A model that serves.
 pub struct Serving {
@@ -88,10 +96,9 @@ impl Serving {
     /// Puts together what serves.
     pub fn new(model: LoadedModel, settings: ApiSettings) -> Self {
         let LoadedModel { name, engine, tokenizer, template } = model;
-        let created = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
         Serving {
             name,
-            created,
+            created: identity::now(),
             engine,
             think_end: tokenizer.token_id("</think>"),
             turn_start: tokenizer.token_id("<|im_start|>"),
@@ -99,7 +106,7 @@ impl Serving {
             tokenizer,
             template,
             settings,
-            preparing: Arc::new(Semaphore::new(2)),
+            preparing: Arc::new(Semaphore::new(PREPARED_AT_ONCE)),
         }
     }
 
@@ -156,7 +163,7 @@ impl App {
         self.serving.get_or_init(|| serving);
     }
 
-    /// No further request is taken: those whose body is not complete are refused.
+    /// Requests whose body is not complete are refused from now on.
     pub fn end(&self) {
         self.ending.send_replace(true);
     }

@@ -18,11 +18,11 @@ use super::state::App;
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let serving = Arc::clone(app.serving()?);
     let mut fields = Fields::top(body::json(request, &app).await?)?;
-    let content = fields.text("content")?.map(|text| (text, "content"));
-    let text = fields.text("prompt")?.map(|text| (text, "prompt")).or(content);
-    let (prompt, field) = match text {
-        Some((text, field)) => (Prompt::Text(text), field),
-        None => {
+    let (prompt, field) = match (fields.text("content")?, fields.text("prompt")?) {
+        (Some(_), Some(_)) => return Err(ApiError::invalid("prompt", "`content` and `prompt` exclude each other")),
+        (Some(text), None) => (Prompt::Text(text), "content"),
+        (None, Some(text)) => (Prompt::Text(text), "prompt"),
+        (None, None) => {
             let mut chat = Chat { messages: messages::messages(&mut fields)?, ..Chat::default() };
             tools::tools(&mut fields, &mut chat)?;
             if let Some(kwargs) = fields.object("chat_template_kwargs")? {

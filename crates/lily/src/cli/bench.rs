@@ -14,7 +14,7 @@ use lily_model::checkpoint::Checkpoint;
 use lily_model::graph::{Model, Plan, Traffic};
 use serde_json::json;
 
-use super::options::ModelOptions;
+use super::options::{ModelOptions, positive};
 use super::progress;
 use crate::device::{self, Demand};
 use crate::source::Source;
@@ -63,13 +63,6 @@ pub(super) struct BenchArgs {
     /// Also draw the speeds over the prompt length
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
-        _ => Err("accepted: a number above 0".into()),
-    }
 }
 
 /// What speeds are set beside.

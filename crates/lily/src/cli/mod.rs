@@ -16,6 +16,7 @@ mod synth;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use options::{DeviceKind, ModelOptions};
@@ -79,19 +80,23 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Writes a command's result to stdout.
+/// Whoever read stdout has gone (`lily … | head`): there is nothing more to do, and nothing wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("stdout is closed")]
+struct StdoutClosed;
+
+/// Writes a part of a command's result to stdout, at once.
 fn print_result(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    Ok(stdout.flush()?)
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
+        written => written.context("stdout"),
+    }
 }
 
-/// Prints an error with its causes; a reader of stdout that went away (`lily … | head`) is no error.
+/// Prints an error with its causes.
 fn fail(error: &anyhow::Error) -> ExitCode {
-    let pipe_closed = error
-        .chain()
-        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe));
-    if pipe_closed {
+    if error.is::<StdoutClosed>() {
         return ExitCode::SUCCESS;
     }
     eprintln!("error: {}", in_words(error));

@@ -38,9 +38,25 @@ pub struct ModelOptions {
     pub max_seq: Option<u32>,
 }
 
+/// Reads a number above 0.
+pub(super) fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err("accepted: a number above 0".into()),
+    }
+}
+
 /// A number of bytes as people write it: `512MiB`, `2GB`, `1000000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
+
+impl ByteSize {
+    /// Reads a size of at least `least` bytes.
+    pub(super) fn at_least(least: u64, text: &str) -> Result<Self, String> {
+        let size: ByteSize = text.parse()?;
+        if size.0 >= least { Ok(size) } else { Err(format!("accepted: at least {least} bytes")) }
+    }
+}
 
 impl FromStr for ByteSize {
     type Err = String;

@@ -12,7 +12,7 @@ use lily_gpu::tuning::Tuning;
 use lily_model::config::ModelConfig;
 use lily_model::graph::{Model, Phase, Plan, Traffic};
 
-use super::options::DeviceKind;
+use super::options::{DeviceKind, positive};
 use crate::source::Source;
 use report::Report;
 
@@ -30,8 +30,8 @@ pub(super) struct PlanArgs {
     /// A geometry known by name, instead of --model
     #[arg(long, value_enum, conflicts_with = "model")]
     preset: Option<Preset>,
-    /// Device whose element sizes count; nothing is run on it. With metal or emulated the dispatches are counted that its
-    /// table gives, and the bytes that they move
+    /// With metal or emulated, count also the dispatches that this device's table gives and the bytes that they move; nothing
+    /// is run on it
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto, env = "LILY_DEVICE")]
     device: DeviceKind,
     /// One token of each sequence, or a chunk of a prompt
@@ -77,19 +77,8 @@ enum PhaseArg {
     Prefill,
 }
 
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
-        _ => Err("accepted: a number above 0".into()),
-    }
-}
-
-/// Bytes of a matrix input and of a key or value on a device.
-fn element_bytes(device: DeviceKind) -> (usize, usize) {
-    match device {
-        DeviceKind::Auto | DeviceKind::Cpu | DeviceKind::Metal | DeviceKind::Cuda | DeviceKind::Emulated => (2, 2),
-    }
-}
+/// Bytes of a matrix input, and of a key or value: bf16 on the fast path of every device.
+const ELEMENT_BYTES: usize = 2;
 
 /// Prints the plan.
 pub(super) fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
@@ -114,13 +103,12 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
             (Plan::prefill(&model, rows), rows)
         }
     };
-    let (activation_bytes, cache_bytes) = element_bytes(args.device);
     let traffic = Traffic {
         rows,
         logit_rows: if plan.phase == Phase::Decode { rows } else { 1 },
         context: args.context as usize,
-        activation_bytes,
-        cache_bytes,
+        activation_bytes: ELEMENT_BYTES,
+        cache_bytes: ELEMENT_BYTES,
     };
     let mut report = Report::new(&name, &model, &plan, traffic, args.bandwidth);
     if let DeviceKind::Metal | DeviceKind::Emulated = args.device {

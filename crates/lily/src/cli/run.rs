@@ -1,6 +1,6 @@
 //! `lily run`: one prompt, the answer on stdout as it is generated. Thinking (on a terminal) and statistics go to stderr.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -121,7 +121,7 @@ pub(super) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             done = generation => done?,
             _ = tokio::signal::ctrl_c() => {
                 // What was generated so far is on stdout already.
-                println!();
+                super::print_result("\n")?;
                 return Ok(ExitCode::from(130));
             }
         };
@@ -177,15 +177,14 @@ async fn generate(mut choices: Choices) -> anyhow::Result<(Finish, Times)> {
                     match piece {
                         Piece::Content(text) => {
                             if std::mem::take(&mut thought) {
-                                eprintln!("\x1b[0m");
+                                eprintln!();
                             }
-                            let mut stdout = io::stdout().lock();
-                            stdout.write_all(text.as_bytes())?;
-                            stdout.flush()?;
+                            super::print_result(&text)?;
                         }
                         Piece::Reasoning(text) if show_thinking => {
                             thought = true;
-                            eprint!("\x1b[2m{text}");
+                            // Each piece ends its own dimness: the answer may break off anywhere.
+                            eprint!("\x1b[2m{text}\x1b[0m");
                         }
                         // Without tools in the prompt there is no call to print.
                         Piece::Reasoning(_) | Piece::CallStart { .. } | Piece::Arguments(_) | Piece::CallEnd => {}
@@ -197,11 +196,9 @@ async fn generate(mut choices: Choices) -> anyhow::Result<(Finish, Times)> {
         }
     }
     if thought {
-        eprintln!("\x1b[0m");
+        eprintln!();
     }
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(b"\n")?;
-    stdout.flush()?;
+    super::print_result("\n")?;
     let finish = finish.context("the answer has no end")?;
     let end = Instant::now();
     Ok((finish, Times { begin, first: first.unwrap_or(end), end }))

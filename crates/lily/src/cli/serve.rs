@@ -1,7 +1,7 @@
 //! `lily serve`: the HTTP server. Listens at once, loads in the background, and ends in order on Ctrl-C or SIGTERM.
 
 use std::io::IsTerminal;
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+use tokio::net::TcpListener;
 
 use super::options::{ByteSize, ModelOptions};
-use crate::api::{ApiSettings, App, Callers, Patience, Server, Serving};
+use crate::api::{ApiSettings, App, Callers, ReceiveTimeouts, Server, Serving};
 use crate::model::{LoadedModel, Sharing};
 use crate::source::Source;
 
@@ -28,7 +30,7 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8000", env = "LILY_BIND")]
     bind: String,
     /// Name of the model in the API [default: the folder's]
-    #[arg(long, value_name = "NAME", env = "LILY_NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new(), env = "LILY_NAME")]
     name: Option<String>,
     /// Requests that run at once, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16), env = "LILY_PARALLEL")]
@@ -37,7 +39,7 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 64, env = "LILY_QUEUE")]
     queue: u16,
     /// Memory for keys and values of running requests [default: half of what is free, or as much as they can use]
-    #[arg(long, value_name = "SIZE", env = "LILY_KV_MEMORY")]
+    #[arg(long, value_name = "SIZE", value_parser = |text: &str| ByteSize::at_least(1, text), env = "LILY_KV_MEMORY")]
     kv_memory: Option<ByteSize>,
     /// Memory for the prefix cache; 0 = none
     #[arg(long, value_name = "SIZE", default_value = "2GiB", env = "LILY_CACHE_MEMORY")]
@@ -58,13 +60,13 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "N", env = "LILY_THINKING_BUDGET")]
     thinking_budget: Option<u32>,
     /// Key that requests must carry (Authorization: Bearer KEY, or x-api-key: KEY)
-    #[arg(long, value_name = "KEY", env = "LILY_API_KEY", hide_env_values = true)]
+    #[arg(long, value_name = "KEY", value_parser = api_key, env = "LILY_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
     /// Origin whose web pages may call; may be given several times, * = all [default: none]
-    #[arg(long, value_name = "ORIGIN", env = "LILY_CORS_ORIGIN", value_delimiter = ',')]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin, env = "LILY_CORS_ORIGIN", value_delimiter = ',')]
     cors_origin: Vec<String>,
     /// Largest request body
-    #[arg(long, value_name = "SIZE", default_value = "32MiB", env = "LILY_MAX_BODY")]
+    #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = |text: &str| ByteSize::at_least(256, text), env = "LILY_MAX_BODY")]
     max_body: ByteSize,
     /// How long running requests may go on after Ctrl-C or SIGTERM, s
     #[arg(long, value_name = "S", default_value_t = 30, env = "LILY_DRAIN_TIMEOUT")]
@@ -72,38 +74,17 @@ pub(super) struct ServeArgs {
 }
 
 impl ServeArgs {
-    fn settings(&self) -> anyhow::Result<ApiSettings> {
-        if let Some(key) = &self.api_key
-            && (key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()))
-        {
-            bail!("--api-key is empty or has what no header can carry (accepted: printable ASCII without spaces)");
-        }
-        for origin in &self.cors_origin {
-            let page =
-                ["http://", "https://"].iter().any(|scheme| origin.strip_prefix(scheme).is_some_and(|h| !h.is_empty()));
-            if origin != "*" && (!page || !origin.bytes().all(|byte| byte.is_ascii_graphic())) {
-                bail!("--cors-origin is {origin:?} (accepted: http://HOST[:PORT], https://HOST[:PORT], or *)");
-            }
-        }
-        if self.kv_memory.is_some_and(|size| size.0 == 0) {
-            bail!("--kv-memory is 0 (accepted: a size above 0; without the option, what fits)");
-        }
-        if self.max_body.0 < 256 {
-            bail!("--max-body is {} bytes (accepted: at least 256)", self.max_body.0);
-        }
-        if self.name.as_deref() == Some("") {
-            bail!("--name is empty (accepted: the model's name in the API)");
-        }
-        Ok(ApiSettings {
+    /// Settings of a server that listens at `address`.
+    fn settings(&self, address: IpAddr) -> ApiSettings {
+        ApiSettings {
             api_key: self.api_key.clone(),
-            // Decided when the address is known.
-            callers: Callers::Any,
+            callers: if address.is_loopback() && self.api_key.is_none() { Callers::Local } else { Callers::Any },
             cors_origins: self.cors_origin.clone(),
             max_body: self.max_body.0 as usize,
             request_timeout: self.request_timeout.map(|s| Duration::from_secs(s.into())),
-            patience: Patience::default(),
+            timeouts: ReceiveTimeouts::default(),
             thinking_budget: self.thinking_budget.map(|n| n as usize),
-        })
+        }
     }
 
     fn sharing(&self) -> Sharing {
@@ -116,6 +97,25 @@ impl ServeArgs {
             cache_dir_bytes: self.cache_dir_size.0,
             max_stall: Duration::from_millis(self.max_stall.into()),
         }
+    }
+}
+
+fn api_key(text: &str) -> Result<String, String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(text.to_owned())
+    } else {
+        Err("accepted: printable ASCII without spaces, at least one".into())
+    }
+}
+
+/// An origin as browsers send it: nothing behind host and port.
+fn origin(text: &str) -> Result<String, String> {
+    let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    let plain = |host: &str| !host.is_empty() && host.bytes().all(|b| b.is_ascii_graphic() && !b"/?#@".contains(&b));
+    if text == "*" || host.is_some_and(plain) {
+        Ok(text.to_owned())
+    } else {
+        Err("accepted: http://HOST[:PORT], https://HOST[:PORT], or *".into())
     }
 }
 
@@ -135,25 +135,21 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(colours);
     log.with_writer(std::io::stderr).init();
     let source = Source::from_option(args.model.model.as_deref())?;
-    let settings = args.settings()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let outcome = runtime.block_on(serve(args, source, settings));
+    let outcome = runtime.block_on(serve(args, source));
     // A model that is still being loaded does not hold up the end.
     runtime.shutdown_background();
     outcome
 }
 
-async fn serve(args: &ServeArgs, source: Source, settings: ApiSettings) -> anyhow::Result<ExitCode> {
-    let mut settings = settings;
-    let loopback = args.bind.to_socket_addrs().is_ok_and(|mut found| found.all(|address| address.ip().is_loopback()));
-    if loopback && settings.api_key.is_none() {
-        settings.callers = Callers::Local;
-    }
-    let app = App::new(settings.clone());
-    let server = Server::bind(&args.bind, &app)
+async fn serve(args: &ServeArgs, source: Source) -> anyhow::Result<ExitCode> {
+    let listener = TcpListener::bind(&args.bind)
         .await
         .with_context(|| format!("--bind {} (accepted: ADDRESS:PORT, as 127.0.0.1:8000 or [::1]:8000)", args.bind))?;
-    let address = server.address()?;
+    let address = listener.local_addr()?;
+    let settings = args.settings(address.ip());
+    let app = App::new(settings.clone());
+    let server = Server::new(listener, &app);
     tracing::info!("listening on http://{address}");
     warn_if_open(address.ip(), &settings);
 

@@ -8,13 +8,18 @@ use anyhow::{Context, bail};
 use clap::Command;
 use toml::{Table, Value};
 
+use super::input;
+
+/// Largest settings file.
+const MOST_BYTES: u64 = 1 << 20;
+
 /// Gives `command` the defaults of the file that `--settings` or `LILY_SETTINGS` names, if any.
 pub(super) fn apply(command: Command) -> anyhow::Result<Command> {
     let Some(path) = path_from(std::env::args_os()).or_else(|| std::env::var_os("LILY_SETTINGS").map(PathBuf::from))
     else {
         return Ok(command);
     };
-    let text = std::fs::read_to_string(&path).with_context(|| format!("--settings {}", path.display()))?;
+    let text = input::text("--settings", &path, MOST_BYTES)?;
     with_defaults(command, &text).with_context(|| format!("--settings {}", path.display()))
 }
 

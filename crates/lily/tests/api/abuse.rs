@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::{Duration, Instant};
 
-use lily::api::{ApiSettings, Patience};
+use lily::api::{ApiSettings, ReceiveTimeouts};
 use serde_json::{Value, json};
 
 use crate::client::{connect, get, head, metric, post, post_bytes, read, send, wait_for_metric};
@@ -54,8 +54,8 @@ fn half_requests_that_stall_do_not_hurt_others() {
 #[test]
 fn clients_that_take_too_long_to_send_are_told_so_or_closed() {
     let (short, long) = (Duration::from_millis(300), Duration::from_secs(1));
-    let patience = Patience { head: short, pause: short, body: long };
-    let server = server::with_settings(ApiSettings { patience, ..ApiSettings::default() });
+    let timeouts = ReceiveTimeouts { head: short, pause: short, body: long };
+    let server = server::with_settings(ApiSettings { timeouts, ..ApiSettings::default() });
     let start = Instant::now();
     let mut half_a_head = connect(server.address);
     half_a_head.write_all(b"POST /v1/comp").unwrap();
@@ -88,11 +88,9 @@ fn a_server_that_ends_does_not_wait_for_bodies() {
     let server = own();
     let mut half = connect(server.address);
     half.write_all(head("/v1/completions", 100, "").as_bytes()).unwrap();
-    wait_for_metric(server.address, "requests_running", 0.0, Duration::from_secs(20));
-    let start = Instant::now();
     server.app.end();
+    // 408 would mean that its time had passed.
     assert_eq!(read(half).status, 503);
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -50,6 +50,7 @@ fn fields_of_a_chat_completion_out_of_range_or_of_the_wrong_type_are_named() {
         (json!({"max_tokens": "4"}), "max_tokens"),
         (json!({"max_completion_tokens": -5}), "max_completion_tokens"),
         (json!({"min_tokens": 5}), "min_tokens"),
+        (json!({"max_tokens": null, "max_completion_tokens": 3, "min_tokens": 4}), "min_tokens"),
         (json!({"temperature": -0.1}), "temperature"),
         (json!({"temperature": 1e30}), "temperature"),
         (json!({"temperature": "hot"}), "temperature"),
@@ -209,7 +210,6 @@ fn a_prompt_over_the_limit_is_refused_with_both_numbers() {
 
 #[test]
 fn text_that_no_context_holds_is_refused_before_it_is_tokenized() {
-    let start = std::time::Instant::now();
     let text = "a bé ".repeat(4 << 20);
     for (path, field, body) in [
         ("/tokenize", "content", json!({"content": text})),
@@ -218,8 +218,9 @@ fn text_that_no_context_holds_is_refused_before_it_is_tokenized() {
     ] {
         let error = post(server::shared(), path, &body).json()["error"].clone();
         assert_eq!((&error["param"], &error["code"]), (&json!(field), &json!("context_length_exceeded")), "{path}");
+        // Once tokenized, it would be counted in tokens.
+        assert!(error["message"].as_str().unwrap().contains("bytes of text"), "{path}: {error}");
     }
-    assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
 }
 
 #[test]
@@ -243,10 +244,9 @@ fn a_regex_too_long_to_compile_quickly_is_refused() {
 
 #[test]
 fn a_declared_length_that_nobody_would_read_is_refused_at_once() {
-    let start = std::time::Instant::now();
     let head = "POST /tokenize HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: 99999999999\r\n\r\n";
+    // 408 would mean that it was waited for.
     assert_eq!(send(server::shared(), head.as_bytes()).status, 413);
-    assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
 }
 
 #[test]

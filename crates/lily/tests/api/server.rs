@@ -8,6 +8,7 @@ use lily::api::{ApiSettings, App, Server, Serving};
 use lily::cli::{DeviceKind, ModelOptions};
 use lily::model::{LoadedModel, Sharing};
 use lily::source::Source;
+use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 /// A running server; dropping it stops it.
@@ -25,8 +26,9 @@ pub fn start(app: &Arc<App>) -> TestServer {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(async {
-            let server = Server::bind("127.0.0.1:0", &own).await.unwrap();
-            tell.send(server.address().unwrap()).unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            tell.send(listener.local_addr().unwrap()).unwrap();
+            let server = Server::new(listener, &own);
             let stopped = async {
                 let _ = stopped.await;
             };

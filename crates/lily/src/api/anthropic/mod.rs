@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Extension, Request, State};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -55,9 +56,11 @@ struct Head {
     model: String,
 }
 
-/// Rewrites error responses into Anthropic's shape.
-pub async fn errors(response: Response) -> Response {
-    let Some(error) = response.extensions().get::<ApiError>().cloned() else { return response };
+/// Rewrites error responses of this dialect's paths into its shape, whichever layer they come from.
+pub async fn errors(request: Request, next: Next) -> Response {
+    let own = request.uri().path().starts_with("/v1/messages");
+    let response = next.run(request).await;
+    let Some(error) = response.extensions().get::<ApiError>().filter(|_| own).cloned() else { return response };
     let (mut parts, _) = response.into_parts();
     parts.headers.remove(axum::http::header::CONTENT_LENGTH);
     let body = error_value(&error).to_string();
@@ -66,8 +69,9 @@ pub async fn errors(response: Response) -> Response {
 
 fn error_value(error: &ApiError) -> Value {
     let kind = match error.status.as_u16() {
-        400 | 405 => "invalid_request_error",
+        400 | 405 | 408 | 415 | 431 => "invalid_request_error",
         401 => "authentication_error",
+        403 => "permission_error",
         404 => "not_found_error",
         413 => "request_too_large",
         429 => "rate_limit_error",

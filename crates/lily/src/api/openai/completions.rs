@@ -70,9 +70,7 @@ fn parse(value: Value, serving: &Serving) -> Result<Plan, ApiError> {
     let mut first = Ask::new(Prompt::Text(String::new()), sampling);
     // OpenAI's default for this endpoint.
     first.max_tokens = Some(16);
-    let default = first.max_tokens;
     options::limits(&mut fields, &mut first)?;
-    first.max_tokens = first.max_tokens.or(default);
     first.format = options::format(&mut fields)?;
     first.logprobs = fields.whole("logprobs", 0..=20)?.map(|n| n as usize);
     let echo = fields.flag("echo")?.unwrap_or(false);

@@ -88,14 +88,15 @@ pub fn limits(fields: &mut Fields, ask: &mut Ask) -> Result<(), ApiError> {
     const MOST: u64 = 1 << 31;
     let old = fields.whole("max_tokens", 1..=MOST)?;
     let new = fields.whole("max_completion_tokens", 1..=MOST)?;
-    ask.max_tokens = new.or(old).map(|n| n as usize);
+    let field = if new.is_some() { "max_completion_tokens" } else { "max_tokens" };
+    ask.max_tokens = new.or(old).map(|n| n as usize).or(ask.max_tokens);
     if let Some(least) = fields.whole("min_tokens", 0..=MOST)? {
         ask.min_tokens = least as usize;
         if let Some(most) = ask.max_tokens.filter(|most| *most < ask.min_tokens) {
             return Err(ApiError::value(
                 &fields.path("min_tokens"),
                 &least.into(),
-                &format!("at most max_tokens, {most}"),
+                &format!("at most {field}, {most}"),
             ));
         }
     }

@@ -1,12 +1,11 @@
 //! The file of logits: safetensors, one tensor `logits`, f32 [positions, vocab]. Written row by row, since all rows of a
-//! long text do not fit in memory; read in place.
+//! long text do not fit in memory.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use lily_model::checkpoint::AlignedBytes;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 
@@ -23,8 +22,8 @@ pub(super) struct LogitsWriter {
 impl LogitsWriter {
     /// Starts a file of `positions` rows.
     pub(super) fn create(path: &Path, positions: usize, vocab: usize) -> anyhow::Result<Self> {
-        // What is no regular file (a device, a pipe) is written as it is.
-        let in_place = path.metadata().is_ok_and(|found| !found.is_file());
+        // A device, a pipe or a link is written as it is.
+        let in_place = path.symlink_metadata().is_ok_and(|found| !found.is_file());
         let mut partial = path.as_os_str().to_owned();
         if !in_place {
             partial.push(format!(".{}.partial", std::process::id()));
@@ -79,7 +78,7 @@ impl Drop for LogitsWriter {
 
 /// Rows of a file.
 pub(super) struct LogitsReader {
-    bytes: AlignedBytes,
+    bytes: Vec<u8>,
     start: usize,
     vocab: usize,
 }
@@ -88,21 +87,21 @@ impl LogitsReader {
     /// Reads a file that has at least `positions` rows.
     pub(super) fn open(path: &Path, positions: usize, vocab: usize) -> anyhow::Result<Self> {
         let place = || format!("--reference {}", path.display());
-        let bytes = AlignedBytes::from(std::fs::read(path).with_context(place)?.as_slice());
-        let file = SafeTensors::deserialize(bytes.as_slice()).with_context(place)?;
+        let bytes = std::fs::read(path).with_context(place)?;
+        let file = SafeTensors::deserialize(&bytes).with_context(place)?;
         let tensor = file.tensor(NAME).with_context(|| format!("{}: tensor {NAME:?}", place()))?;
         let shape = tensor.shape();
         if tensor.dtype() != Dtype::F32 || shape.len() != 2 || shape[0] < positions || shape[1] != vocab {
             bail!("{}: {NAME} is {:?} {shape:?} (accepted: F32 [{positions}, {vocab}])", place(), tensor.dtype());
         }
-        let start = tensor.data().as_ptr() as usize - bytes.as_slice().as_ptr() as usize;
+        let start = tensor.data().as_ptr() as usize - bytes.as_ptr() as usize;
         Ok(LogitsReader { start, bytes, vocab })
     }
 
     /// Row `index`.
     pub(super) fn row(&self, index: usize) -> Vec<f32> {
         let from = self.start + index * self.vocab * 4;
-        let row = &self.bytes.as_slice()[from..from + self.vocab * 4];
+        let row = &self.bytes[from..from + self.vocab * 4];
         row.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 }
