@@ -3,6 +3,7 @@
 import json
 
 import anthropic
+import pydantic
 import pytest
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -74,3 +75,14 @@ def test_a_wrong_field_raises_bad_request(claude, model):
     with pytest.raises(anthropic.BadRequestError) as caught:
         claude.messages.create(model=model, max_tokens=10, messages=[])
     assert "messages" in str(caught.value)
+
+
+def test_an_answer_keeps_its_schema(claude, model):
+    class City(pydantic.BaseModel):
+        name: str
+        letters: int
+
+    done = claude.messages.parse(
+        model=model, max_tokens=200, messages=QUESTION, output_format=City, extra_body=GREEDY
+    )
+    assert isinstance(done.parsed_output, City)

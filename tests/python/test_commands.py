@@ -142,4 +142,4 @@ def test_options_that_no_server_can_keep_are_refused(lily):
         ("--bind", "foo"),
     ]:
         done = lily("serve", option, value, timeout=60)
-        assert done.returncode == (1 if option == "--bind" else 2) and option in done.stderr and "accepted" in done.stderr, (option, done.stderr)
+        assert done.returncode == (1 if option == "--bind" else 2) and option in done.stderr, (option, done.stderr)

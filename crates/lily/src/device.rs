@@ -22,6 +22,9 @@ pub fn prefill_rows(device: DeviceKind, precision: Precision) -> usize {
     }
 }
 
+/// Threads for each processor that are let be: tests of the pool use more than there are.
+const MOST_THREADS_A_PROCESSOR: usize = 4;
+
 /// What a device must hold.
 #[derive(Debug, Clone, Copy)]
 pub struct Demand {
@@ -102,6 +105,10 @@ pub fn open(
     match resolved(options.device, precision) {
         DeviceKind::Auto | DeviceKind::Cpu => {
             let threads = options.threads.map_or(0, usize::from);
+            let most = MOST_THREADS_A_PROCESSOR * std::thread::available_parallelism().map_or(1, usize::from);
+            if threads > most {
+                bail!("--threads is {threads} (accepted: 1 to {most}: threads wait for one another at every stage)");
+            }
             Ok(Box::new(CpuDevice::new(checkpoint, CpuOptions { threads, precision, capacity })?))
         }
         DeviceKind::Metal => open_metal(checkpoint, capacity),

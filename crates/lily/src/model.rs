@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use lily_cpu::Precision;
 use lily_engine::{Engine, EngineConfig, EngineParts, GenerationDefaults, SamplingParams};
 use lily_model::checkpoint::Checkpoint;
+use lily_model::graph::Plan;
 use lily_model::text::{ChatTemplate, Tokenizer};
 
 use crate::cli::ModelOptions;
@@ -70,6 +71,10 @@ impl LoadedModel {
         let tokenizer = Arc::new(Tokenizer::from_bytes(tokenizer).context("tokenizer.json")?);
         let template = ChatTemplate::new(template_text(&checkpoint)?, tokenizer.control_leads())?;
         let max_seq = device::max_seq(&checkpoint, options)?;
+        let page = device::page_bytes(&checkpoint);
+        if let Some(bytes) = sharing.kv_bytes.filter(|bytes| *bytes < page) {
+            bail!("--kv-memory is {bytes} bytes (accepted: at least {page}, a page of {} tokens)", Plan::PAGE_TOKENS);
+        }
         let demand = Demand {
             parallel: sharing.parallel,
             prefill_rows: device::prefill_rows(options.device, Precision::Fast),
@@ -85,7 +90,7 @@ impl LoadedModel {
             defaults: defaults(&checkpoint),
             vocab_size: config.vocab_size,
             slot_bytes: config.recurrent_state_bytes() as u64,
-            page_bytes: device::page_bytes(&checkpoint),
+            page_bytes: page,
             fingerprint: format!("{:032x}", checkpoint.fingerprint()),
         };
         let engine = Engine::new(

@@ -14,20 +14,29 @@ const PLACE: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 per_isa! {
     /// Quantizes whole groups of `group` inputs. `ints` has the inputs' length (each eight in the order of
-    /// 0 4 1 5 2 6 3 7), `scales` and `sums` (`scale * Σ q`) one element a group. `group` is 32 or 64.
+    /// 0 4 1 5 2 6 3 7), `scales` and `sums` (`scale * Σ q`) one element a group. `group` is 32 or 64. A group with an input
+    /// that is no finite number has the scale NaN, so that no product hides it.
     pub fn quantize<V>(x: &[f32], group: usize, ints: &mut [i16], scales: &mut [f32], sums: &mut [f32]) {
         assert!(x.len() == ints.len() && x.len() == scales.len() * group && scales.len() == sums.len());
         assert!(group == 32 || group == 64);
         let mut rounded = [0f32; 64];
         for (g, x) in x.chunks_exact(group).enumerate() {
-            let mut largest = V::splat(0.0);
+            let (mut largest, mut faults) = (V::splat(0.0), V::splat(0.0));
             for i in (0..group).step_by(LANES) {
                 // SAFETY: `group` is a multiple of 16 and the length of `x`.
                 let v = unsafe { V::load(x.as_ptr().add(i)) };
                 largest = largest.max(v).max(V::splat(0.0).sub(v));
+                // NaN from the first input on that is no finite number.
+                faults = v.fma(V::splat(0.0), faults);
             }
             let largest = largest.largest();
             let ints = &mut ints[g * group..(g + 1) * group];
+            if faults.sum().is_nan() {
+                ints.fill(0);
+                scales[g] = f32::NAN;
+                sums[g] = f32::NAN;
+                continue;
+            }
             if largest < 1e-30 {
                 ints.fill(0);
                 scales[g] = 0.0;

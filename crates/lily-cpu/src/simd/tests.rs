@@ -208,6 +208,21 @@ fn quantized_activations_are_within_half_a_step_and_restore_in_order() {
 }
 
 #[test]
+fn an_input_that_is_no_finite_number_is_not_hidden_by_its_group() {
+    let mut random = Random(4);
+    for fault in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut x = random.floats(256, 1.0);
+        x[70] = fault;
+        on_every_isa(|isa| {
+            let q = Quantized::new(isa, &x, 256, 64);
+            let faulty: Vec<bool> = q.scales.iter().zip(&q.sums).map(|(a, b)| a.is_nan() && b.is_nan()).collect();
+            assert_eq!(faulty, [false, true, false, false]);
+            vec![0.0; 1]
+        });
+    }
+}
+
+#[test]
 fn dense_products_are_the_references() {
     let mut random = Random(5);
     let (inputs, outputs) = (96, 21);

@@ -26,8 +26,13 @@ impl fmt::Display for Raised {
 impl std::error::Error for Raised {}
 
 /// An environment with the settings of transformers' `apply_chat_template` and no template in it.
+/// Instructions of one rendering: a template that loops on and on fails after some seconds. A published template needs about
+/// a hundred for a message.
+const MAX_INSTRUCTIONS: u64 = 200_000_000;
+
 pub(crate) fn environment() -> Environment<'static> {
     let mut env = Environment::new();
+    env.set_fuel(Some(MAX_INSTRUCTIONS));
     env.set_trim_blocks(true);
     env.set_lstrip_blocks(true);
     env.set_auto_escape_callback(|_| AutoEscape::None);

@@ -130,14 +130,28 @@ pub enum TemplateError {
     },
 }
 
+/// Bytes of a template's source; the published ones have 8,000.
+const MAX_SOURCE: usize = 64 << 10;
+/// Stack of the thread that compiles a template: operators in front of operators nest as deep as there are bytes.
+const STACK: usize = 512 << 20;
+
 impl ChatTemplate {
     /// Compiles `source`. `leads` are the tokenizer's ([`Tokenizer::control_leads`](super::Tokenizer::control_leads)).
     ///
     /// # Errors
     /// [`TemplateError::Syntax`].
     pub fn new(source: impl Into<String>, leads: &ControlLeads) -> Result<Self, TemplateError> {
-        let mut env = environment();
-        env.add_template_owned(NAME, source.into()).map_err(|e| TemplateError::Syntax(format!("{e:#}")))?;
+        let source = source.into();
+        if source.len() > MAX_SOURCE {
+            return Err(TemplateError::Syntax(format!("{} bytes (accepted: at most {MAX_SOURCE})", source.len())));
+        }
+        let compile = move || {
+            let mut env = environment();
+            env.add_template_owned(NAME, source).map(|()| env).map_err(|e| TemplateError::Syntax(format!("{e:#}")))
+        };
+        let thread = std::thread::Builder::new().name("lily-template".into()).stack_size(STACK).spawn(compile);
+        let thread = thread.map_err(|e| TemplateError::Syntax(format!("no thread for it: {e}")))?;
+        let env = thread.join().map_err(|_| TemplateError::Syntax("the compiler panicked".into()))??;
         Ok(Self { env, leads: leads.clone() })
     }
 

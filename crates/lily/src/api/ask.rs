@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lily_engine::constraint::{ConstraintSpec, ToolCallCount, ToolSpec};
+use lily_engine::constraint::{ConstraintSpec, TokenMask, ToolCallCount, ToolSpec};
 use lily_engine::{EosRule, PrefixCacheUse, Request, SamplingParams, Thinking};
 use lily_model::text::{Conversation, Message, ReasoningStart, ToolSchemas};
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::answer::Form;
 use super::choices::{Choice, ChoiceRules, Choices};
 use super::error::ApiError;
-use super::state::Serving;
+use super::state::{Serving, Work};
 
 /// A request, in no dialect.
 #[derive(Debug, Clone)]
@@ -234,22 +234,40 @@ impl Ask {
         Ok(Some((spec, "tools".into())))
     }
 
-    /// Tokenizes, compiles the constraint and submits. Blocks: call it off the async threads.
-    fn start_blocking(self, serving: &Serving, deadline: Option<Instant>) -> Result<Choices, ApiError> {
-        let constraint = self.constraint()?;
-        let prompt = self.prompt.tokenize(&self.prompt_field, serving)?;
+    /// Tokenizes, compiles the constraint and submits.
+    pub async fn start(self, serving: &Arc<Serving>) -> Result<Choices, ApiError> {
+        // Waiting for a turn counts as well.
+        let deadline = serving.deadline(self.timeout);
         let places = serving.engine.places();
         if self.n > places {
             let message = format!("`n` is {} (accepted: 1 to {places}, which may run and wait at once)", self.n);
             return Err(ApiError::invalid("n", message));
         }
+        let constraint = self.constraint()?;
         let mask = match &constraint {
             None => None,
             Some((spec, field)) => {
-                let compiled = serving.engine.compile_constraint(spec);
+                let (spec, engine) = (spec.clone(), Arc::clone(&serving.engine));
+                let compile = move || engine.compile_constraint(&spec);
+                let compiled = serving.blocking(Work::Constraint, deadline, compile).await?;
                 Some(compiled.map_err(|error| ApiError::constraint(field, &error))?)
             }
         };
+        let inner = Arc::clone(serving);
+        let tokenize = move || (self.prompt.tokenize(&self.prompt_field, &inner), self);
+        let (prompt, ask) = serving.blocking(Work::Prompt, deadline, tokenize).await?;
+        ask.submit(serving, deadline, &prompt?, mask, constraint.map(|(_, field)| field))
+    }
+
+    /// Submits as many requests as answers are wanted.
+    fn submit(
+        self,
+        serving: &Serving,
+        deadline: Option<Instant>,
+        prompt: &Tokenized,
+        mask: Option<Box<dyn TokenMask>>,
+        constraint_field: Option<String>,
+    ) -> Result<Choices, ApiError> {
         let rules = ChoiceRules {
             form: prompt.form.clone(),
             parallel_calls: match &self.prompt {
@@ -257,7 +275,7 @@ impl Ask {
                 Prompt::Text(_) | Prompt::Tokens(_) => ParallelCalls::Many,
             },
             think_end: serving.think_end,
-            constraint_field: constraint.map(|(_, field)| field),
+            constraint_field,
         };
         let mut choices = Vec::with_capacity(self.n);
         for index in 0..self.n {
@@ -282,13 +300,5 @@ impl Ask {
             choices.push(Choice::new(generation, rules.clone()));
         }
         Ok(Choices::new(choices, prompt.tokens.len()))
-    }
-
-    /// Starts the generations.
-    pub async fn start(self, serving: &Arc<Serving>) -> Result<Choices, ApiError> {
-        // Waiting for a turn to tokenize counts as well.
-        let deadline = serving.deadline(self.timeout);
-        let serving = Arc::clone(serving);
-        serving.clone().blocking(move || self.start_blocking(&serving, deadline)).await?
     }
 }

@@ -21,23 +21,30 @@ const DRAIN: usize = 16;
 const LARGEST_AT_ONCE: usize = 8;
 /// Bodies above this size are parsed off the async threads.
 const LONG: usize = 256 << 10;
+/// Values that a body may have: more than twice the ids of the longest context.
+const MOST_VALUES: usize = 600_000;
+/// Values of all bodies that are parsed at once: each takes some two hundred bytes.
+const VALUES_AT_ONCE: usize = 2 * MOST_VALUES;
 
-/// Memory for bodies that are being read.
+/// Memory for bodies that are being read and parsed.
 #[derive(Debug)]
-pub struct BodyMemory(Arc<Semaphore>);
+pub struct BodyMemory {
+    kib: Arc<Semaphore>,
+    values: Arc<Semaphore>,
+}
 
 impl BodyMemory {
     /// Memory for bodies of at most `limit` bytes each.
     pub fn new(limit: usize) -> Self {
         let kib = (limit >> 10).max(1).saturating_mul(LARGEST_AT_ONCE).min(Semaphore::MAX_PERMITS);
-        BodyMemory(Arc::new(Semaphore::new(kib)))
+        BodyMemory { kib: Arc::new(Semaphore::new(kib)), values: Arc::new(Semaphore::new(VALUES_AT_ONCE)) }
     }
 
     /// Takes what is missing in `held` for `length` bytes.
     fn cover(&self, held: &mut Option<OwnedSemaphorePermit>, length: usize) -> Result<(), ApiError> {
         let missing = length.div_ceil(1 << 10) - held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let Ok(missing @ 1..) = u32::try_from(missing) else { return Ok(()) };
-        let more = Arc::clone(&self.0).try_acquire_many_owned(missing).map_err(|_| ApiError::bodies_full())?;
+        let more = Arc::clone(&self.kib).try_acquire_many_owned(missing).map_err(|_| ApiError::bodies_full())?;
         match held {
             Some(held) => held.merge(more),
             None => *held = Some(more),
@@ -60,15 +67,36 @@ pub async fn json(request: Request, app: &App) -> Result<Value, ApiError> {
         read = reading => read.map_err(|_| ApiError::body_timeout())??,
         () = app.ended() => return Err(ApiError::unavailable("the server is shutting down")),
     };
+    let values = values(&bytes);
+    if values > MOST_VALUES {
+        return Err(ApiError::not_json(format!("the body has {values} values (accepted: at most {MOST_VALUES})")));
+    }
     if bytes.len() <= LONG {
         return fields::parse(&bytes);
     }
+    let turn = Arc::clone(&app.bodies.values).acquire_many_owned(values as u32).await;
+    let turn = turn.map_err(|error| ApiError::internal(error.to_string()))?;
     let parse = move || {
         let parsed = fields::parse(&bytes);
-        drop((bytes, held));
+        drop((bytes, held, turn));
         parsed
     };
     tokio::task::spawn_blocking(parse).await.map_err(|error| ApiError::internal(error.to_string()))?
+}
+
+/// How many values a JSON text has, without parsing it: one behind each comma, colon and bracket outside of texts.
+fn values(bytes: &[u8]) -> usize {
+    let (mut count, mut quoted, mut escaped) = (1, false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = quoted,
+            b'"' => quoted = !quoted,
+            b',' | b':' | b'[' | b'{' if !quoted => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// Whether a body that is too large can be refused before it is read: the client asks first (`Expect`), or declares more than
@@ -82,12 +110,15 @@ fn declares_too_much(request: &Request, limit: usize) -> bool {
 
 /// Refuses a body in a form that is not read: compressed ones.
 fn refuse_encoded(request: &Request) -> Result<(), ApiError> {
-    match request.headers().get(header::CONTENT_ENCODING) {
-        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
-            Err(ApiError::unsupported_encoding(&String::from_utf8_lossy(encoding.as_bytes())))
+    for (name, read) in [(header::CONTENT_ENCODING, "identity"), (header::TRANSFER_ENCODING, "chunked")] {
+        for encoding in request.headers().get_all(&name) {
+            if !encoding.as_bytes().eq_ignore_ascii_case(read.as_bytes()) {
+                let encoding = String::from_utf8_lossy(encoding.as_bytes());
+                return Err(ApiError::unsupported_encoding(name.as_str(), &encoding, read));
+            }
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 type Held = Option<OwnedSemaphorePermit>;
@@ -118,4 +149,15 @@ async fn read(
         }
     }
     if length > limit { Err(ApiError::too_large(limit)) } else { Ok((bytes, held)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::values;
+
+    #[test]
+    fn values_are_counted_outside_of_texts_alone() {
+        assert_eq!(values(b"1"), 1);
+        assert_eq!(values(br#"{"a": [1, 2, {"b,:[": "\",[[["}]}"#), 8);
+    }
 }

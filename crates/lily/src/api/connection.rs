@@ -9,14 +9,14 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use axum::http::Version;
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
@@ -81,12 +81,20 @@ impl Peer {
     fn incoming(&self) -> Incoming {
         match SockRef::from(&*self.socket).peek(&mut [MaybeUninit::uninit()]) {
             Ok(0) => Incoming::Finished,
+            Ok(_) if self.is_read_closed() => Incoming::Finished,
             Ok(_) => Incoming::Open,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 Incoming::Open
             }
             Err(_) => Incoming::Lost,
         }
+    }
+
+    /// Whether the system has seen FIN behind bytes that nobody has read.
+    fn is_read_closed(&self) -> bool {
+        let ready = pin!(self.socket.ready(Interest::READABLE));
+        let polled = ready.poll(&mut Context::from_waker(Waker::noop()));
+        matches!(polled, Poll::Ready(Ok(state)) if state.is_read_closed())
     }
 
     /// Whether the client has closed at least its sending half.
@@ -276,6 +284,15 @@ mod tests {
     #[tokio::test]
     async fn a_remote_client_that_closes_is_gone() {
         let (peer, _stream, client) = remote(Version::HTTP_11).await;
+        drop(client);
+        tokio::time::timeout(PATIENCE, peer.gone()).await.expect("noticed");
+    }
+
+    #[tokio::test]
+    async fn bytes_that_nobody_reads_do_not_hide_that_a_client_is_gone() {
+        let (peer, _stream, mut client) = remote(Version::HTTP_11).await;
+        client.write_all(b"\r\n").expect("sent");
+        assert!(tokio::time::timeout(Duration::from_millis(200), peer.gone()).await.is_err(), "it has not closed");
         drop(client);
         tokio::time::timeout(PATIENCE, peer.gone()).await.expect("noticed");
     }

@@ -108,8 +108,8 @@ impl ApiError {
     }
 
     /// 415: a body that is compressed.
-    pub fn unsupported_encoding(encoding: &str) -> Self {
-        let message = format!("Content-Encoding is {} (accepted: none, or identity)", shown(encoding));
+    pub fn unsupported_encoding(header: &str, encoding: &str, accepted: &str) -> Self {
+        let message = format!("{header} is {} (accepted: none, or {accepted})", shown(encoding));
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", Some("unsupported_encoding"), message)
     }
 
@@ -168,7 +168,11 @@ impl ApiError {
             SubmitError::Prompt { .. } => Self::invalid(prompt, message),
             SubmitError::Invalid { field, .. } => Self::invalid(field, message),
             SubmitError::Sampling(inner) => Self::invalid(inner.field, message),
-            SubmitError::PromptTooLong { .. } | SubmitError::TooLarge { .. } => {
+            SubmitError::PromptTooLong { .. } => {
+                ApiError { code: Some("context_length_exceeded"), ..Self::invalid(prompt, message) }
+            }
+            SubmitError::TooLarge { .. } => {
+                let message = format!("{message} (accepted: fewer tokens, or a server with more --kv-memory)");
                 ApiError { code: Some("context_length_exceeded"), ..Self::invalid(prompt, message) }
             }
             SubmitError::QueueFull { retry_after, .. } => ApiError {

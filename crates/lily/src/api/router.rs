@@ -8,7 +8,7 @@ use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::error::ApiError;
 use super::server::HEAD_BYTES;
@@ -54,9 +54,11 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     } else {
         AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
     };
-    let own = |name| HeaderName::from_static(name);
-    let headers = [header::AUTHORIZATION, header::CONTENT_TYPE, own("x-api-key"), own("anthropic-version")];
-    Some(CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]).allow_headers(headers))
+    // Browser clients send headers of their own, and ask for each; none of them means anything here.
+    let headers = AllowHeaders::mirror_request();
+    let layer =
+        CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]).allow_headers(headers);
+    Some(layer.expose_headers([HeaderName::from_static("x-request-id"), header::RETRY_AFTER]))
 }
 
 async fn page() -> Response {

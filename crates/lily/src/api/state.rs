@@ -69,6 +69,17 @@ impl Default for ApiSettings {
 
 /// Prompts that are rendered and tokenized at once: each takes a processor and up to a hundred times its bytes of memory.
 const PREPARED_AT_ONCE: usize = 2;
+/// Constraints that are compiled at once: one takes a processor for up to five seconds.
+const COMPILED_AT_ONCE: usize = 2;
+
+/// Work that computes for a while before a request can be submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Rendering and tokenizing.
+    Prompt,
+    /// Compiling a constraint.
+    Constraint,
+}
 
 /// A model that serves.
 pub struct Serving {
@@ -88,8 +99,10 @@ pub struct Serving {
     pub think_end: Option<u32>,
     turn_start: Option<u32>,
     assistant: Vec<u32>,
-    /// Bounds how many prompts are tokenized at once.
+    /// Turns to render and tokenize a prompt.
     preparing: Arc<Semaphore>,
+    /// Turns to compile a constraint: slow ones must not keep prompts waiting that have none.
+    compiling: Arc<Semaphore>,
 }
 
 impl Serving {
@@ -107,6 +120,7 @@ impl Serving {
             template,
             settings,
             preparing: Arc::new(Semaphore::new(PREPARED_AT_ONCE)),
+            compiling: Arc::new(Semaphore::new(COMPILED_AT_ONCE)),
         }
     }
 
@@ -128,17 +142,32 @@ impl Serving {
             .collect()
     }
 
-    /// Runs work that computes for a while off the async threads, a few at a time. A caller that goes away while it waits for
-    /// its turn starts nothing; work that has begun keeps its turn to its end, whether or not anybody waits.
-    pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
-        let turn = Arc::clone(&self.preparing).acquire_owned().await;
-        let turn = turn.map_err(|_| ApiError::unavailable("shutting down"))?;
-        let work = move || {
-            let result = work();
-            drop(turn);
-            result
+    /// Runs work off the async threads, a few of a kind at a time, until `deadline` at most. A caller that goes away while it
+    /// waits for its turn starts nothing; work that has begun keeps its turn to its end, whether or not anybody waits.
+    pub async fn blocking<T: Send + 'static>(
+        &self,
+        kind: Work,
+        deadline: Option<Instant>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turns = match kind {
+            Work::Prompt => &self.preparing,
+            Work::Constraint => &self.compiling,
         };
-        tokio::task::spawn_blocking(work).await.map_err(|error| ApiError::internal(error.to_string()))
+        let done = async {
+            let turn = Arc::clone(turns).acquire_owned().await;
+            let turn = turn.map_err(|_| ApiError::unavailable("shutting down"))?;
+            let work = move || {
+                let result = work();
+                drop(turn);
+                result
+            };
+            tokio::task::spawn_blocking(work).await.map_err(|error| ApiError::internal(error.to_string()))
+        };
+        match deadline {
+            Some(at) => tokio::time::timeout_at(at.into(), done).await.unwrap_or_else(|_| Err(ApiError::deadline())),
+            None => done.await,
+        }
     }
 }
 

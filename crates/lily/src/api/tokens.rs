@@ -11,7 +11,7 @@ use super::body;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::openai::{messages, options, tools};
-use super::state::App;
+use super::state::{App, Work};
 
 /// POST /tokenize: `{"content": TEXT}` or `{"prompt": TEXT}`, whose control strings become control tokens, or
 /// `{"messages": […], "tools": […]}`, rendered as for a chat completion. Gives `tokens`, `count` and `max_model_len`.
@@ -35,7 +35,8 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<J
     fields.finish()?;
     let max = serving.engine.limits().max_seq;
     let inner = Arc::clone(&serving);
-    let tokens = serving.blocking(move || prompt.tokenize(field, &inner)).await??.tokens;
+    let tokens =
+        serving.blocking(Work::Prompt, serving.deadline(None), move || prompt.tokenize(field, &inner)).await??.tokens;
     Ok(Json(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": max})))
 }
 

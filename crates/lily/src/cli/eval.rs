@@ -91,10 +91,12 @@ pub(super) fn run(args: &EvalArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Arc::new(progress::loading(|| source.open())?);
     let vocab = checkpoint.model().config.vocab_size;
     if let Some(logits) = &args.logits {
-        let inputs = [("--tokens", Some(&args.tokens)), ("--reference", args.reference.as_ref())];
-        for (option, path) in inputs {
-            if path.is_some_and(|path| same_file(path, logits)) {
-                bail!("--logits {} is the file of {option} (accepted: another file)", logits.display());
+        let model = args.model.model.iter().flat_map(std::fs::read_dir).flatten().flatten().map(|file| file.path());
+        let inputs = model.map(|path| ("--model", path));
+        let inputs = inputs.chain([("--tokens", args.tokens.clone())]);
+        for (option, path) in inputs.chain(args.reference.clone().map(|path| ("--reference", path))) {
+            if same_file(&path, logits) {
+                bail!("--logits {} is a file of {option} (accepted: another file)", logits.display());
             }
         }
     }
@@ -140,7 +142,7 @@ pub(super) fn run(args: &EvalArgs) -> anyhow::Result<ExitCode> {
                 nll -= log_softmax_at(logits, next as usize);
             }
             if let Some(reference) = &reference {
-                comparison.add(&reference.row(start + row), logits);
+                comparison.add(&reference.row(start + row)?, logits);
             }
         }
         if let Some(writer) = &mut writer {

@@ -26,8 +26,8 @@ pub use progress::upload_progress;
 #[derive(Debug, Parser)]
 #[command(name = "lily", version, max_term_width = 100, propagate_version = true)]
 #[command(
-    after_help = "Every option can also be set by an environment variable (LILY_MODEL, LILY_BIND, ...; see each \
-                        command's --help) or in a TOML file named by --settings. The command line wins over the \
+    after_help = "Every option can also be set in a TOML file named by --settings, and those with [env: LILY_...] in \
+                        their command's --help by that variable. The command line wins over the \
                         environment, the environment over the file.\n\nExit codes: 0 done, 1 failed, 2 wrong usage, \
                         130 interrupted."
 )]

@@ -38,7 +38,8 @@ pub(super) struct ServeArgs {
     /// Requests that may wait; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 64, env = "LILY_QUEUE")]
     queue: u16,
-    /// Memory for keys and values of running requests [default: half of what is free, or as much as they can use]
+    /// Memory for keys and values of running requests, besides what the prefix cache gives up for them [default: half of what
+    /// is free, or as much as they can use]
     #[arg(long, value_name = "SIZE", value_parser = |text: &str| ByteSize::at_least(1, text), env = "LILY_KV_MEMORY")]
     kv_memory: Option<ByteSize>,
     /// Memory for the prefix cache; 0 = none
@@ -111,7 +112,11 @@ fn api_key(text: &str) -> Result<String, String> {
 /// An origin as browsers send it: nothing behind host and port.
 fn origin(text: &str) -> Result<String, String> {
     let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
-    let plain = |host: &str| !host.is_empty() && host.bytes().all(|b| b.is_ascii_graphic() && !b"/?#@".contains(&b));
+    let plain = |host: &str| {
+        !host.is_empty()
+            && !host.starts_with(':')
+            && host.bytes().all(|b| b.is_ascii_graphic() && !b"/?#@".contains(&b))
+    };
     if text == "*" || host.is_some_and(plain) {
         Ok(text.to_owned())
     } else {

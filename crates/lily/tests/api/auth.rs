@@ -1,6 +1,7 @@
 //! The API key, CORS, and the chat page.
 
 use lily::api::{ApiSettings, Callers};
+use serde_json::json;
 
 use crate::client::{get, send};
 use crate::server;
@@ -53,6 +54,25 @@ fn a_server_for_this_machine_refuses_foreign_hosts_and_pages() {
     assert_eq!(status("host: evil.example\r\n"), 403);
     assert_eq!(status("host: localhost\r\norigin: http://evil.example\r\n"), 403);
     assert_eq!(status("host: localhost\r\norigin: null\r\n"), 403);
+}
+
+#[test]
+fn errors_before_a_handler_have_anthropics_shape_on_its_paths() {
+    let settings = ApiSettings { callers: Callers::Local, api_key: Some("key".into()), ..ApiSettings::default() };
+    let server = server::with_settings(settings);
+    let large = format!("x-filler: {}\r\n", "x".repeat(70 << 10));
+    for (method, extra, status, kind) in [
+        ("POST", "host: localhost\r\n", 401, "authentication_error"),
+        ("POST", "host: evil.example\r\n", 403, "permission_error"),
+        ("GET", "host: localhost\r\nx-api-key: key\r\n", 405, "invalid_request_error"),
+        ("POST", &format!("host: localhost\r\n{large}"), 431, "invalid_request_error"),
+        ("POST", "host: localhost\r\nx-api-key: key\r\ncontent-encoding: br\r\n", 415, "invalid_request_error"),
+    ] {
+        let head = format!("{method} /v1/messages HTTP/1.1\r\nconnection: close\r\ncontent-length: 0\r\n{extra}\r\n");
+        let response = send(server.address, head.as_bytes());
+        let body = response.json();
+        assert_eq!((response.status, &body["type"], &body["error"]["type"]), (status, &json!("error"), &json!(kind)));
+    }
 }
 
 #[test]

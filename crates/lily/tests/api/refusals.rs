@@ -133,6 +133,7 @@ fn anthropic_errors_have_anthropics_shape() {
         (json!({"messages": [{"role": "user", "content": "x"}]}), "max_tokens"),
         (json!({"messages": [], "max_tokens": 5}), "messages"),
         (json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "container": "c"}), "container"),
+        (json!({"messages": [{"role": "assistant", "content": "Well,"}], "max_tokens": 5}), "last message"),
     ] {
         let response = post(server::shared(), "/v1/messages", &body);
         let value = response.json();
@@ -240,6 +241,22 @@ fn a_regex_too_long_to_compile_quickly_is_refused() {
         "{}",
         response.body
     );
+}
+
+#[test]
+fn a_body_of_too_many_values_is_refused_before_it_is_parsed() {
+    let body = format!("{{\"zz\":[{}1]}}", "1,".repeat(1 << 20));
+    let response = send(server::shared(), &post_bytes("/v1/completions", &body));
+    assert_eq!(response.status, 400);
+    assert!(response.body.contains("values (accepted: at most"), "{}", response.body);
+}
+
+#[test]
+fn more_prompts_than_may_ever_run_and_wait_are_refused_as_such() {
+    let sharing = lily::model::Sharing { max_waiting: 1, ..server::sharing(1) };
+    let server = server::with(ApiSettings::default(), &sharing);
+    let response = post(server.address, "/v1/completions", &json!({"prompt": ["a", "b", "c"], "max_tokens": 1}));
+    assert_eq!((response.status, &response.json()["error"]["param"]), (400, &json!("prompt")), "{}", response.body);
 }
 
 #[test]

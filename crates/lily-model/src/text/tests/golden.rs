@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::super::{Conversation, Message, Prompt, TemplateError};
+use super::super::{ChatTemplate, ControlLeads, Conversation, Message, Prompt, TemplateError};
 use super::{repository, templates};
 
 struct Case {
@@ -151,4 +151,25 @@ fn nested_and_huge_conversations_neither_overflow_nor_hang() {
     while let Json::Array(mut items) = level {
         level = items.pop().unwrap();
     }
+}
+
+#[test]
+fn templates_that_nest_loop_or_grow_without_end_fail_as_errors() {
+    let leads = ControlLeads::of([]);
+    let nested = ChatTemplate::new(format!("{{{{ {}1 }}}}", "not ".repeat(16_000)), &leads);
+    assert!(nested.is_ok());
+    for operator in ["not ", "-", "(", "["] {
+        let source = format!("{{{{ {}1 }}}}", operator.repeat(100_000 / operator.len()));
+        assert!(matches!(ChatTemplate::new(source, &leads), Err(TemplateError::Syntax(_))), "{operator}");
+    }
+    let deepest = format!("{{{{ {}1 }}}}", "-".repeat(60_000));
+    // Whether it compiles or not, it comes back.
+    let _ = ChatTemplate::new(deepest, &leads);
+    let endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}";
+    let endless = ChatTemplate::new(endless, &leads).unwrap();
+    let messages = [Message::new("user", "x")];
+    let kwargs = Map::new();
+    let rendered =
+        endless.render(&Conversation { messages: &messages, tools: &[], kwargs: &kwargs, add_generation_prompt: true });
+    assert!(matches!(rendered, Err(TemplateError::Failed(_))), "{rendered:?}");
 }

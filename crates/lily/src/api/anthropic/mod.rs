@@ -18,7 +18,7 @@ use super::error::ApiError;
 use super::identity;
 use super::log::Summary;
 use super::sse;
-use super::state::App;
+use super::state::{App, Work};
 
 /// POST /v1/messages.
 pub async fn messages(
@@ -46,7 +46,11 @@ pub async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Resu
     let value = body::json(request, &app).await?;
     let prompt = parse::countable(value)?;
     let inner = Arc::clone(&serving);
-    let tokens = serving.blocking(move || prompt.tokenize("messages", &inner)).await??.tokens.len();
+    let tokens = serving
+        .blocking(Work::Prompt, serving.deadline(None), move || prompt.tokenize("messages", &inner))
+        .await??
+        .tokens
+        .len();
     Ok(Json(json!({"input_tokens": tokens})))
 }
 

@@ -1,5 +1,6 @@
 //! Anthropic's messages request, strictly read.
 
+use lily_engine::constraint::ConstraintSpec;
 use lily_model::text::{Content, FunctionCall, Message, ToolCall};
 use serde_json::{Value, json};
 
@@ -12,7 +13,7 @@ use crate::api::openai::tools::{check, function_fields};
 use crate::api::state::Serving;
 
 /// Fields without an effect on the answer.
-const HARMLESS: [&str; 5] = ["model", "metadata", "service_tier", "context_management", "output_config"];
+const HARMLESS: [&str; 4] = ["model", "metadata", "service_tier", "context_management"];
 
 /// Reads a request of POST /v1/messages; the second value says whether it streams.
 pub(super) fn request(value: Value, serving: &Serving) -> Result<(Ask, bool), ApiError> {
@@ -35,6 +36,7 @@ pub(super) fn request(value: Value, serving: &Serving) -> Result<(Ask, bool), Ap
     ask.max_tokens = Some(limit as usize);
     ask.stop = options::stop(&mut fields, "stop_sequences")?;
     ask.timeout = options::timeout(&mut fields)?;
+    ask.format = output_format(&mut fields)?;
     let stream = fields.flag("stream")?.unwrap_or(false);
     fields.ignore(&HARMLESS);
     fields.finish()?;
@@ -45,9 +47,25 @@ pub(super) fn request(value: Value, serving: &Serving) -> Result<(Ask, bool), Ap
 pub(super) fn countable(value: Value) -> Result<Prompt, ApiError> {
     let mut fields = Fields::top(value)?;
     let (chat, _) = chat(&mut fields)?;
+    output_format(&mut fields)?;
     fields.ignore(&HARMLESS);
     fields.finish()?;
     Ok(Prompt::Chat(chat))
+}
+
+/// Takes `output_config`: the schema of the answer, if it has one. How much effort the model makes is its own affair.
+fn output_format(fields: &mut Fields) -> Result<Option<(ConstraintSpec, String)>, ApiError> {
+    let Some(mut config) = fields.object("output_config")? else { return Ok(None) };
+    let mut found = None;
+    if let Some(mut format) = config.object("format")? {
+        let kind = format.word("type", &["json_schema"])?;
+        kind.ok_or_else(|| ApiError::missing("output_config.format.type", "json_schema"))?;
+        found = Some(options::json_schema(&mut format)?);
+        format.finish()?;
+    }
+    config.ignore(&["effort"]);
+    config.finish()?;
+    Ok(found)
 }
 
 /// Takes what the prompt is made of, and the thinking budget.
@@ -61,8 +79,14 @@ fn chat(fields: &mut Fields) -> Result<(Chat, Option<usize>), ApiError> {
     if given.is_empty() {
         return Err(ApiError::invalid("messages", format!("`messages` is empty (accepted: {accepted})")));
     }
+    let last = given.len() - 1;
     for (index, value) in given.into_iter().enumerate() {
         message(format!("messages[{index}]"), value, &mut list)?;
+    }
+    if list.last().is_some_and(|message| message.role == "assistant") {
+        let message = "the last message is the assistant's: to continue a given beginning of an answer is not supported \
+                       (accepted: a last message of role user)";
+        return Err(ApiError::invalid(format!("messages[{last}].role"), message));
     }
     let mut chat = Chat { messages: arrange(list, "messages")?, ..Chat::default() };
     chat.tools = tools(fields)?;

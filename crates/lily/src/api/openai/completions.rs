@@ -89,7 +89,13 @@ fn parse(value: Value, serving: &Serving) -> Result<Plan, ApiError> {
     fields.ignore(&options::HARMLESS);
     fields.finish()?;
     let mut plan = Plan { asks: Vec::new(), echo: Vec::new(), stream };
-    let several = prompts.len() > 1;
+    let (several, places) = (prompts.len() > 1, serving.engine.places());
+    if several && prompts.len() * first.n > places {
+        let asked = format!("{} prompts, {} answers to each", prompts.len(), first.n);
+        let message =
+            format!("`prompt` has {asked} (accepted: {places} answers in all, which may run and wait at once)");
+        return Err(ApiError::invalid("prompt", message));
+    }
     for (index, prompt) in prompts.into_iter().enumerate() {
         let text = match (&prompt, echo) {
             (_, false) => String::new(),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde_json::{Value, json};
 
@@ -25,7 +26,12 @@ pub async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError
 }
 
 /// GET /v1/models/NAME.
-pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn model(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
+    let Path(name) =
+        name.map_err(|rejection| ApiError::not_found(&format!("such model: {}", rejection.body_text())))?;
     if name == serving.name { Ok(Json(entry(serving))) } else { Err(ApiError::not_found(&format!("model {name:?}"))) }
 }

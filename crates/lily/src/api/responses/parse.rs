@@ -68,8 +68,13 @@ pub(super) fn request(value: Value, serving: &Serving) -> Result<Parsed, ApiErro
     }
     fields.word("truncation", &["disabled"])?;
     fields.ignore(&options::HARMLESS);
-    // `include` asks for more detail than this model has; without storage there is nothing else it could mean.
-    fields.ignore(&["include", "stream_options"]);
+    // Details of tools and of encrypted reasoning, neither of which there is here; log probabilities there would be.
+    for (index, value) in fields.list("include")?.unwrap_or_default().iter().enumerate() {
+        if value.as_str().is_none_or(|name| name.contains("logprobs")) {
+            return Err(ApiError::value(&format!("include[{index}]"), value, "what belongs to tools or reasoning"));
+        }
+    }
+    fields.ignore(&["stream_options"]);
     fields.finish()?;
     Ok(Parsed { ask, stream, echo: echo.into() })
 }

@@ -2,7 +2,7 @@
 //! long text do not fit in memory.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
@@ -87,7 +87,10 @@ impl LogitsReader {
     /// Reads a file that has at least `positions` rows.
     pub(super) fn open(path: &Path, positions: usize, vocab: usize) -> anyhow::Result<Self> {
         let place = || format!("--reference {}", path.display());
-        let bytes = std::fs::read(path).with_context(place)?;
+        let mut file = File::open(path).with_context(place)?;
+        ensure!(file.metadata().with_context(place)?.is_file(), "{} is no file", place());
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).with_context(place)?;
         let file = SafeTensors::deserialize(&bytes).with_context(place)?;
         let tensor = file.tensor(NAME).with_context(|| format!("{}: tensor {NAME:?}", place()))?;
         let shape = tensor.shape();
@@ -98,10 +101,14 @@ impl LogitsReader {
         Ok(LogitsReader { start, bytes, vocab })
     }
 
-    /// Row `index`.
-    pub(super) fn row(&self, index: usize) -> Vec<f32> {
+    /// Row `index`; an error where it has an entry that is no finite number.
+    pub(super) fn row(&self, index: usize) -> anyhow::Result<Vec<f32>> {
         let from = self.start + index * self.vocab * 4;
         let row = &self.bytes[from..from + self.vocab * 4];
-        row.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        let row: Vec<f32> = row.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        if let Some(id) = row.iter().position(|logit| !logit.is_finite()) {
+            bail!("--reference: the logit of id {id} at position {index} is {} (accepted: a finite number)", row[id]);
+        }
+        Ok(row)
     }
 }
