@@ -208,7 +208,7 @@ impl Ask {
         let (tools, count) = match &chat.tool_choice {
             ToolChoice::None => return Ok(self.format.clone()),
             ToolChoice::Auto if self.format.is_some() && !chat.tools.is_empty() => {
-                let message = "`response_format` and `grammar` allow no tool call, so with tools they need \
+                let message = "`response_format`, `grammar` and `regex` allow no tool call, so with tools they need \
                                `tool_choice` \"none\" (an answer in that format) or \"required\" (a call)";
                 return Err(ApiError::invalid("tool_choice", message));
             }

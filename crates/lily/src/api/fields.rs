@@ -42,6 +42,11 @@ impl Fields {
         &self.path
     }
 
+    /// Whether a field is there and has not been taken.
+    pub fn has(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(|value| !value.is_null())
+    }
+
     /// Takes a field as it is.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.map.remove(name).filter(|value| !value.is_null())

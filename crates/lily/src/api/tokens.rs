@@ -22,6 +22,9 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<J
         (Some(_), Some(_)) => return Err(ApiError::invalid("prompt", "`content` and `prompt` exclude each other")),
         (Some(text), None) => (Prompt::Text(text), "content"),
         (None, Some(text)) => (Prompt::Text(text), "prompt"),
+        (None, None) if !fields.has("messages") => {
+            return Err(ApiError::missing("content", "a text as `content` or `prompt`, or `messages`"));
+        }
         (None, None) => {
             let mut chat = Chat { messages: messages::messages(&mut fields)?, ..Chat::default() };
             tools::tools(&mut fields, &mut chat)?;

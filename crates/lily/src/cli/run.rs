@@ -31,7 +31,7 @@ use crate::source::Source;
 pub(super) struct RunArgs {
     #[command(flatten)]
     model: ModelOptions,
-    /// The prompt; without it, stdin is read
+    /// The prompt; without it, or with `-`, stdin is read
     #[arg(short, long, value_name = "PROMPT")]
     prompt: Option<String>,
     /// System message
@@ -66,9 +66,9 @@ fn temperature(text: &str) -> Result<f32, String> {
 
 impl RunArgs {
     fn prompt_text(&self) -> anyhow::Result<String> {
-        let text = match &self.prompt {
-            Some(text) => text.clone(),
-            None => {
+        let text = match self.prompt.as_deref() {
+            Some(text) if text != "-" => text.to_owned(),
+            _ => {
                 let stdin = io::stdin();
                 if stdin.is_terminal() {
                     eprintln!("(type a prompt, then Ctrl-D)");

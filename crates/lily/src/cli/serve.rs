@@ -1,6 +1,6 @@
 //! `lily serve`: the HTTP server. Listens at once, loads in the background, and ends in order on Ctrl-C or SIGTERM.
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -148,9 +148,14 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn serve(args: &ServeArgs, source: Source) -> anyhow::Result<ExitCode> {
-    let listener = TcpListener::bind(&args.bind)
-        .await
-        .with_context(|| format!("--bind {} (accepted: ADDRESS:PORT, as 127.0.0.1:8000 or [::1]:8000)", args.bind))?;
+    let listener = TcpListener::bind(&args.bind).await.map_err(|error| {
+        let accepted = match error.kind() {
+            ErrorKind::AddrInUse => " (accepted: a port that no other program uses; 0 finds one)",
+            ErrorKind::PermissionDenied | ErrorKind::AddrNotAvailable => "",
+            _ => " (accepted: ADDRESS:PORT, as 127.0.0.1:8000 or [::1]:8000)",
+        };
+        anyhow::Error::new(error).context(format!("--bind {}{accepted}", args.bind))
+    })?;
     let address = listener.local_addr()?;
     let settings = args.settings(address.ip());
     let app = App::new(settings.clone());

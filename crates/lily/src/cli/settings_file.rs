@@ -48,7 +48,7 @@ fn with_defaults(mut command: Command, text: &str) -> anyhow::Result<Command> {
                 }
                 for (name, value) in entries {
                     if !has_option(&command, key, name) {
-                        bail!("`{name}` in [{key}] is no option of `lily {key}`");
+                        bail!("`{name}` in [{key}] is no option of `lily {key}`{}", hint(name));
                     }
                     command = set(command, key, name, value)?;
                 }
@@ -56,7 +56,7 @@ fn with_defaults(mut command: Command, text: &str) -> anyhow::Result<Command> {
             _ => {
                 let takers: Vec<&String> = commands.iter().filter(|c| has_option(&command, c, key)).collect();
                 if takers.is_empty() {
-                    bail!("`{key}` is no option of any command");
+                    bail!("`{key}` is no option of any command{}", hint(key));
                 }
                 for taker in takers {
                     command = set(command, taker, key, value)?;
@@ -65,6 +65,15 @@ fn with_defaults(mut command: Command, text: &str) -> anyhow::Result<Command> {
         }
     }
     Ok(command)
+}
+
+/// Names are those of the options, with hyphens.
+fn hint(name: &str) -> String {
+    if name.contains('_') {
+        format!(" (accepted: names as on the command line, `{}`)", name.replace('_', "-"))
+    } else {
+        String::new()
+    }
 }
 
 fn has_option(command: &Command, subcommand: &str, option: &str) -> bool {

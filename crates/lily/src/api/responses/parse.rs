@@ -19,6 +19,11 @@ pub(super) struct Parsed {
     pub(super) echo: Value,
 }
 
+/// A number as it was written, without the digits that f32 adds in f64.
+fn decimal(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
 /// Reads a request of POST /v1/responses.
 pub(super) fn request(value: Value, serving: &Serving) -> Result<Parsed, ApiError> {
     let mut echo = Map::new();
@@ -28,11 +33,11 @@ pub(super) fn request(value: Value, serving: &Serving) -> Result<Parsed, ApiErro
         ("metadata", json!({})),
         ("parallel_tool_calls", true.into()),
         ("reasoning", json!({"effort": null, "summary": null})),
-        ("temperature", serving.engine.defaults().sampling.temperature.into()),
+        ("temperature", decimal(serving.engine.defaults().sampling.temperature)),
         ("text", json!({"format": {"type": "text"}})),
         ("tool_choice", "auto".into()),
         ("tools", json!([])),
-        ("top_p", serving.engine.defaults().sampling.top_p.into()),
+        ("top_p", decimal(serving.engine.defaults().sampling.top_p)),
         ("truncation", "disabled".into()),
         ("user", Value::Null),
     ] {

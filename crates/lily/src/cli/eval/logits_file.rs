@@ -91,7 +91,8 @@ impl LogitsReader {
         ensure!(file.metadata().with_context(place)?.is_file(), "{} is no file", place());
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).with_context(place)?;
-        let file = SafeTensors::deserialize(&bytes).with_context(place)?;
+        let file = SafeTensors::deserialize(&bytes)
+            .with_context(|| format!("{} (accepted: a safetensors file with tensor {NAME:?})", place()))?;
         let tensor = file.tensor(NAME).with_context(|| format!("{}: tensor {NAME:?}", place()))?;
         let shape = tensor.shape();
         if tensor.dtype() != Dtype::F32 || shape.len() != 2 || shape[0] < positions || shape[1] != vocab {
