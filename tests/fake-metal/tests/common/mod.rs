@@ -49,7 +49,7 @@ pub fn aligned() -> Arc<Checkpoint> {
     Arc::new(checkpoint)
 }
 
-/// A Metal device on the machine of this session.
+/// A Metal device of one test.
 pub fn metal(_session: &Session, checkpoint: &Arc<Checkpoint>) -> Result<GpuDevice<Metal>, DeviceError> {
     open(Arc::clone(checkpoint), CAPACITY, MetalOptions::default())
 }
