@@ -1,6 +1,7 @@
 """`lily run`, `eval` and `synth` as scripts use them: stdout carries the result alone."""
 
 import json
+import pathlib
 
 from conftest import ROOT
 
@@ -79,7 +80,8 @@ def test_eval_never_writes_over_its_own_input(lily, tmp_path):
     reference = tmp_path / "ref.safetensors"
     assert lily("eval", "--tokens", ids, "--logits", reference).returncode == 0
     before = reference.read_bytes()
-    for logits, extra in [(ids, []), (reference, ["--reference", reference])]:
+    stdout = pathlib.Path("/dev/stdout")
+    for logits, extra in [(ids, []), (reference, ["--reference", reference]), (stdout, [])]:
         done = lily("eval", "--tokens", ids, "--logits", logits, *extra)
         assert done.returncode == 1 and "accepted: another file" in done.stderr
     assert ids.read_text() == "[1, 2, 3]" and reference.read_bytes() == before

@@ -15,8 +15,10 @@ use super::mask::{GrammarMask, first_line};
 use super::vocabulary::Vocabulary;
 use super::{ConstraintError, ConstraintSpec, TokenMask, tool_call};
 
-/// Longest time for one compilation. llguidance's own fuel ends the thread not long after.
+/// Longest time that one compilation is waited for. Its thread cannot be ended; llguidance's own limits end most not long after.
 const MAX_TIME: Duration = Duration::from_secs(5);
+/// Compilations that run at once, those that nobody waits for any more included.
+const MAX_THREADS: usize = 4;
 /// Stack of the compiling thread: schemas recurse.
 const STACK: usize = 64 << 20;
 /// Tools of a request.
@@ -47,6 +49,8 @@ impl Search {
 pub(crate) struct Compiler {
     tokenizer: Arc<Tokenizer>,
     eos: Vec<u32>,
+    /// Referred to by each thread that compiles.
+    threads: Arc<()>,
     /// Made at the first use: the trie of a large vocabulary takes a moment, and most servers never need it.
     factory: OnceLock<Result<Arc<ParserFactory>, String>>,
 }
@@ -55,7 +59,7 @@ impl Compiler {
     pub fn new(tokenizer: Arc<Tokenizer>, eos: &[u32]) -> Self {
         let size = tokenizer.vocab_size();
         let eos = eos.iter().copied().filter(|&id| (id as usize) < size).collect();
-        Compiler { tokenizer, eos, factory: OnceLock::new() }
+        Compiler { tokenizer, eos, threads: Arc::new(()), factory: OnceLock::new() }
     }
 
     /// Compiles and makes sure that a first token exists.
@@ -112,6 +116,10 @@ impl Compiler {
 
     fn build(&self, what: &str, grammar: TopLevelGrammar) -> Result<Box<dyn TokenMask>, ConstraintError> {
         let factory = self.factory()?;
+        let running = Arc::clone(&self.threads);
+        if Arc::strong_count(&running) > MAX_THREADS + 1 {
+            return Err(ConstraintError::Busy { limit: MAX_THREADS });
+        }
         let (sender, receiver) = channel();
         let thread = std::thread::Builder::new().name("lily-constraint".into()).stack_size(STACK);
         let spawned = thread.spawn(move || {
@@ -122,6 +130,7 @@ impl Compiler {
             };
             // Nobody listens any more once the time is over.
             let _ = sender.send(first.map(|mask| (matcher, mask.is_zero())));
+            drop(running);
         });
         spawned.map_err(|e| too_complex(what, format!("no thread for it: {e}")))?;
         let invalid = |reason: String| ConstraintError::Invalid { what: what.into(), reason };

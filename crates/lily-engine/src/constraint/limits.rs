@@ -1,5 +1,7 @@
 //! What a schema or grammar may cost, checked before it is compiled.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::ConstraintError;
@@ -14,7 +16,13 @@ const MAX_NODES: usize = 20_000;
 const MAX_DEPTH: usize = 64;
 /// Bounds on lengths and counts: automata grow with them.
 const MAX_COUNT: f64 = 10_000.0;
-const COUNTED: [&str; 6] = ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
+const COUNTED: [&str; 7] =
+    ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "multipleOf"];
+
+/// Schemas that join others. Divisors that meet need an automaton as large as their product.
+const JOINING: [&str; 5] = ["allOf", "anyOf", "oneOf", "not", "$ref"];
+/// Product of the different `multipleOf` of a schema that joins others: this many states take about four seconds.
+const MAX_DIVISORS: f64 = 1e6;
 
 /// Refuses a text that is too long.
 pub(super) fn check_text(what: &str, text: &str) -> Result<(), ConstraintError> {
@@ -28,6 +36,7 @@ pub(super) fn check_text(what: &str, text: &str) -> Result<(), ConstraintError> 
 pub(super) fn check_schema(what: &str, schema: &Value) -> Result<(), ConstraintError> {
     let mut nodes = 0;
     let mut bytes = 0;
+    let (mut divisors, mut joins) = (BTreeSet::new(), false);
     let mut stack = vec![(schema, 0usize, String::new())];
     while let Some((value, depth, path)) = stack.pop() {
         nodes += 1;
@@ -44,6 +53,10 @@ pub(super) fn check_schema(what: &str, schema: &Value) -> Result<(), ConstraintE
             Value::Object(map) => {
                 for (key, inner) in map {
                     bytes += key.len() + 4;
+                    joins |= JOINING.contains(&key.as_str());
+                    if key == "multipleOf" {
+                        divisors.extend(inner.as_u64());
+                    }
                     if COUNTED.contains(&key.as_str()) && inner.as_f64().is_some_and(|n| n > MAX_COUNT) {
                         let reason = format!("{path}/{key} is {inner} (accepted: at most {MAX_COUNT})");
                         return Err(too_complex(what, reason));
@@ -64,6 +77,10 @@ pub(super) fn check_schema(what: &str, schema: &Value) -> Result<(), ConstraintE
                 format!("more than {MAX_SCHEMA_BYTES} bytes (accepted: at most {MAX_SCHEMA_BYTES})"),
             ));
         }
+    }
+    let product: f64 = divisors.iter().map(|&divisor| divisor as f64).product();
+    if joins && product > MAX_DIVISORS {
+        return Err(too_complex(what, format!("its multipleOf come to {product} (accepted: at most {MAX_DIVISORS})")));
     }
     Ok(())
 }

@@ -116,6 +116,12 @@ pub enum ConstraintError {
         /// Which limit.
         reason: String,
     },
+    /// Others that take long are still being compiled.
+    #[error("{limit} other constraints are still being compiled; try again")]
+    Busy {
+        /// Most at once.
+        limit: usize,
+    },
     /// No token may follow, or the mask could not be computed within its limits.
     #[error("the constraint failed during generation: {0}")]
     Step(String),

@@ -250,7 +250,7 @@ impl Ask {
                 let (spec, engine) = (spec.clone(), Arc::clone(&serving.engine));
                 let compile = move || engine.compile_constraint(&spec);
                 let compiled = serving.blocking(Work::Constraint, deadline, compile).await?;
-                Some(compiled.map_err(|error| ApiError::constraint(field, &error))?)
+                Some(compiled.map_err(|error| ApiError::uncompiled(field, &error))?)
             }
         };
         let inner = Arc::clone(serving);

@@ -53,8 +53,11 @@ impl BodyMemory {
     }
 }
 
+/// What a large body takes of the memory for parsed ones; kept until the request is submitted.
+pub type Turn = Option<OwnedSemaphorePermit>;
+
 /// Reads the body as JSON.
-pub async fn json(request: Request, app: &App) -> Result<Value, ApiError> {
+pub async fn json(request: Request, app: &App) -> Result<(Value, Turn), ApiError> {
     let limit = app.settings.max_body;
     if declares_too_much(&request, limit) {
         return Err(ApiError::too_large(limit));
@@ -72,19 +75,20 @@ pub async fn json(request: Request, app: &App) -> Result<Value, ApiError> {
         return Err(ApiError::not_json(format!("the body has {values} values (accepted: at most {MOST_VALUES})")));
     }
     if bytes.len() <= LONG {
-        return fields::parse(&bytes);
+        return Ok((fields::parse(&bytes)?, None));
     }
     let turn = Arc::clone(&app.bodies.values).acquire_many_owned(values as u32).await;
     let turn = turn.map_err(|error| ApiError::internal(error.to_string()))?;
     let parse = move || {
         let parsed = fields::parse(&bytes);
-        drop((bytes, held, turn));
+        drop((bytes, held));
         parsed
     };
-    tokio::task::spawn_blocking(parse).await.map_err(|error| ApiError::internal(error.to_string()))?
+    let parsed = tokio::task::spawn_blocking(parse).await.map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok((parsed?, Some(turn)))
 }
 
-/// How many values a JSON text has, without parsing it: one behind each comma, colon and bracket outside of texts.
+/// How many values a JSON text has at most, without parsing it: one behind each comma and opening bracket outside of texts.
 fn values(bytes: &[u8]) -> usize {
     let (mut count, mut quoted, mut escaped) = (1, false, false);
     for byte in bytes {
@@ -92,7 +96,7 @@ fn values(bytes: &[u8]) -> usize {
             _ if escaped => escaped = false,
             b'\\' => escaped = quoted,
             b'"' => quoted = !quoted,
-            b',' | b':' | b'[' | b'{' if !quoted => count += 1,
+            b',' | b'[' | b'{' if !quoted => count += 1,
             _ => {}
         }
     }
@@ -158,6 +162,6 @@ mod tests {
     #[test]
     fn values_are_counted_outside_of_texts_alone() {
         assert_eq!(values(b"1"), 1);
-        assert_eq!(values(br#"{"a": [1, 2, {"b,:[": "\",[[["}]}"#), 8);
+        assert_eq!(values(br#"{"a": [1, 2, {"b,:[": "\",[[["}]}"#), 6);
     }
 }

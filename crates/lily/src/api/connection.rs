@@ -160,7 +160,7 @@ impl PeerStream {
     pub fn new(socket: TcpStream, address: SocketAddr, requests: &Arc<()>) -> (Self, Peer) {
         let socket = Arc::new(socket);
         let answered = Arc::new(Mutex::new(false));
-        let probe = if address.ip().is_loopback() { Probe::UrgentData } else { Probe::InterimResponse };
+        let probe = if address.ip().to_canonical().is_loopback() { Probe::UrgentData } else { Probe::InterimResponse };
         let peer = Peer {
             socket: Arc::clone(&socket),
             probe,

@@ -7,6 +7,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lily_engine::SubmitError;
+use lily_engine::constraint::ConstraintError;
 use lily_model::text::TemplateError;
 use serde_json::{Value, json};
 
@@ -203,6 +204,14 @@ impl From<TemplateError> for ApiError {
 }
 
 impl ApiError {
+    /// A constraint that did not compile.
+    pub fn uncompiled(param: &str, error: &ConstraintError) -> Self {
+        match error {
+            ConstraintError::Busy { .. } => ApiError { retry_after: Some(5), ..Self::unavailable(error.to_string()) },
+            _ => Self::constraint(param, error),
+        }
+    }
+
     /// A constraint that cannot be used or kept, blamed on the field it came from.
     pub fn constraint(param: &str, error: &dyn Display) -> Self {
         Self::invalid(param, format!("`{param}`: {error}"))

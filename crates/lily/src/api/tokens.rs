@@ -17,7 +17,8 @@ use super::state::{App, Work};
 /// `{"messages": […], "tools": […]}`, rendered as for a chat completion. Gives `tokens`, `count` and `max_model_len`.
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let mut fields = Fields::top(body::json(request, &app).await?)?;
+    let (value, _turn) = body::json(request, &app).await?;
+    let mut fields = Fields::top(value)?;
     let (prompt, field) = match (fields.text("content")?, fields.text("prompt")?) {
         (Some(_), Some(_)) => return Err(ApiError::invalid("prompt", "`content` and `prompt` exclude each other")),
         (Some(text), None) => (Prompt::Text(text), "content"),
@@ -46,7 +47,8 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<J
 /// POST /detokenize: `{"tokens": [ids]}`. Gives the text as `content` and as `prompt`, since clients look for either.
 pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
-    let mut fields = Fields::top(body::json(request, &app).await?)?;
+    let (value, _turn) = body::json(request, &app).await?;
+    let mut fields = Fields::top(value)?;
     let list = fields.list("tokens")?.ok_or_else(|| ApiError::missing("tokens", "a list of token ids"))?;
     fields.ignore(&["model"]);
     fields.finish()?;

@@ -80,6 +80,21 @@ fn read_tokens(path: &Path, vocab: usize) -> anyhow::Result<Vec<u32>> {
     values.iter().enumerate().map(id).collect()
 }
 
+/// Whether a path leads to what stdout is, where the system tells.
+#[cfg(unix)]
+fn is_stdout(path: &Path) -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+
+    let stdout = std::io::stdout().as_fd().try_clone_to_owned().and_then(|fd| std::fs::File::from(fd).metadata());
+    matches!((stdout, path.metadata()), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
+}
+
+#[cfg(not(unix))]
+fn is_stdout(_path: &Path) -> bool {
+    false
+}
+
 /// Whether two paths lead to one file that is there.
 fn same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
@@ -91,6 +106,9 @@ pub(super) fn run(args: &EvalArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Arc::new(progress::loading(|| source.open())?);
     let vocab = checkpoint.model().config.vocab_size;
     if let Some(logits) = &args.logits {
+        if is_stdout(logits) {
+            bail!("--logits {} is stdout, which carries the result (accepted: another file)", logits.display());
+        }
         let model = args.model.model.iter().flat_map(std::fs::read_dir).flatten().flatten().map(|file| file.path());
         let inputs = model.map(|path| ("--model", path));
         let inputs = inputs.chain([("--tokens", args.tokens.clone())]);

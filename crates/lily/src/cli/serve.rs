@@ -157,11 +157,11 @@ async fn serve(args: &ServeArgs, source: Source) -> anyhow::Result<ExitCode> {
         anyhow::Error::new(error).context(format!("--bind {}{accepted}", args.bind))
     })?;
     let address = listener.local_addr()?;
-    let settings = args.settings(address.ip());
+    let settings = args.settings(address.ip().to_canonical());
     let app = App::new(settings.clone());
     let server = Server::new(listener, &app);
     tracing::info!("listening on http://{address}");
-    warn_if_open(address.ip(), &settings);
+    warn_if_open(address.ip().to_canonical(), &settings);
 
     let mut signals = Signals::new()?;
     let (options, sharing, name) = (args.model.clone(), args.sharing(), args.name.clone());

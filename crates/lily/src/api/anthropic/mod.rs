@@ -27,9 +27,10 @@ pub async fn messages(
     request: Request,
 ) -> Result<Response, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let value = body::json(request, &app).await?;
+    let (value, turn) = body::json(request, &app).await?;
     let (ask, stream) = parse::request(value, &serving)?;
     let choices = ask.start(&serving).await?;
+    drop(turn);
     let head = Head { id: identity::unique("msg_"), model: serving.name.clone() };
     if stream {
         return Ok(sse::respond(peer, move |writer| stream::write(writer, head, choices)));
@@ -43,7 +44,7 @@ pub async fn messages(
 /// POST /v1/messages/count_tokens.
 pub async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let value = body::json(request, &app).await?;
+    let (value, _turn) = body::json(request, &app).await?;
     let prompt = parse::countable(value)?;
     let inner = Arc::clone(&serving);
     let tokens = serving

@@ -80,10 +80,11 @@ fn chat(fields: &mut Fields) -> Result<(Chat, Option<usize>), ApiError> {
         return Err(ApiError::invalid("messages", format!("`messages` is empty (accepted: {accepted})")));
     }
     let last = given.len() - 1;
+    let continues = given[last]["role"] == "assistant";
     for (index, value) in given.into_iter().enumerate() {
         message(format!("messages[{index}]"), value, &mut list)?;
     }
-    if list.last().is_some_and(|message| message.role == "assistant") {
+    if continues {
         let message = "the last message is the assistant's: to continue a given beginning of an answer is not supported \
                        (accepted: a last message of role user)";
         return Err(ApiError::invalid(format!("messages[{last}].role"), message));

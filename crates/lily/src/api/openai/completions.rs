@@ -42,7 +42,7 @@ pub async fn completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let value = body::json(request, &app).await?;
+    let (value, turn) = body::json(request, &app).await?;
     let Plan { asks, echo, stream } = parse(value, &serving)?;
     let mut all: Option<Choices> = None;
     let mut prompt_tokens = 0;
@@ -55,6 +55,7 @@ pub async fn completions(
         }
     }
     let choices = all.ok_or_else(|| ApiError::missing("prompt", "a text"))?;
+    drop(turn);
     let head = Head { id: identity::unique("cmpl-"), created: identity::now(), model: serving.name.clone() };
     let work = Work { head, echo, prompt_tokens };
     match stream {

@@ -33,9 +33,10 @@ pub async fn chat_completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let value = body::json(request, &app).await?;
+    let (value, turn) = body::json(request, &app).await?;
     let (ask, output) = chat::parse(value, &serving)?;
     let choices = ask.start(&serving).await?;
+    drop(turn);
     let head =
         stream::Head { id: identity::unique("chatcmpl-"), created: identity::now(), model: serving.name.clone() };
     match output.stream {

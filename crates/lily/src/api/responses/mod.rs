@@ -26,9 +26,10 @@ pub async fn responses(
     request: Request,
 ) -> Result<Response, ApiError> {
     let serving = Arc::clone(app.serving()?);
-    let value = body::json(request, &app).await?;
+    let (value, turn) = body::json(request, &app).await?;
     let parse::Parsed { ask, stream, echo } = parse::request(value, &serving)?;
     let choices = ask.start(&serving).await?;
+    drop(turn);
     let head = Head { id: identity::unique("resp_"), created: identity::now(), model: serving.name.clone(), echo };
     if stream {
         return Ok(sse::respond(peer, move |writer| stream::write(writer, head, choices)));

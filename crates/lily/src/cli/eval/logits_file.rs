@@ -2,7 +2,7 @@
 //! long text do not fit in memory.
 
 use std::fs::File;
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
@@ -87,10 +87,9 @@ impl LogitsReader {
     /// Reads a file that has at least `positions` rows.
     pub(super) fn open(path: &Path, positions: usize, vocab: usize) -> anyhow::Result<Self> {
         let place = || format!("--reference {}", path.display());
-        let mut file = File::open(path).with_context(place)?;
-        ensure!(file.metadata().with_context(place)?.is_file(), "{} is no file", place());
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).with_context(place)?;
+        // Asked before it is opened, which waits where it is a pipe.
+        ensure!(path.metadata().with_context(place)?.is_file(), "{} is no file", place());
+        let bytes = std::fs::read(path).with_context(place)?;
         let file = SafeTensors::deserialize(&bytes)
             .with_context(|| format!("{} (accepted: a safetensors file with tensor {NAME:?})", place()))?;
         let tensor = file.tensor(NAME).with_context(|| format!("{}: tensor {NAME:?}", place()))?;
