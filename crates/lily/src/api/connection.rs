@@ -2,13 +2,11 @@
 //!
 //! A client that closes its socket and one that only closes its sending half look the same: both send FIN. The second
 //! still waits for its answer. They differ once something is sent to them: a closed socket answers with RST. So after FIN
-//! something is sent now and then that a client who reads on skips, until the answer begins; then its own bytes tell. To
-//! loopback peers that is a byte of urgent data, which is not part of the stream. Over a network, where middleboxes turn
-//! urgent data into plain bytes, it is the interim response `100 Continue`, which every HTTP/1.1 client must skip.
+//! something is sent now and then that a client who reads on skips, until the answer begins; then its own bytes tell: the
+//! interim response `100 Continue`, which every HTTP/1.1 client must skip.
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker, ready};
@@ -46,7 +44,6 @@ pub struct Peer {
 /// How it is found out whether a client that sent FIN still reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Probe {
-    UrgentData,
     InterimResponse,
     /// Not at all: HTTP/1.0 has no interim responses, so FIN means gone.
     Never,
@@ -130,7 +127,6 @@ impl Peer {
         match self.probe {
             Probe::Never => false,
             _ if *answered => true,
-            Probe::UrgentData => socket.send_out_of_band(b"\n").is_ok(),
             Probe::InterimResponse if looks.is_multiple_of(LOOKS_BETWEEN_INTERIM) => match socket.send(INTERIM) {
                 Ok(sent) => sent == INTERIM.len(),
                 // It does not read, but it may yet.
@@ -157,13 +153,12 @@ pub struct PeerStream {
 
 impl PeerStream {
     /// Wraps an accepted connection. While one of its requests is worked on, it holds a reference to `requests`.
-    pub fn new(socket: TcpStream, address: SocketAddr, requests: &Arc<()>) -> (Self, Peer) {
+    pub fn new(socket: TcpStream, requests: &Arc<()>) -> (Self, Peer) {
         let socket = Arc::new(socket);
         let answered = Arc::new(Mutex::new(false));
-        let probe = if address.ip().to_canonical().is_loopback() { Probe::UrgentData } else { Probe::InterimResponse };
         let peer = Peer {
             socket: Arc::clone(&socket),
-            probe,
+            probe: Probe::InterimResponse,
             id: "".into(),
             requests: Arc::downgrade(requests),
             _counted: None,
@@ -251,20 +246,20 @@ mod tests {
 
     use super::*;
 
-    /// A connection that looks like one over a network, and its client.
-    async fn remote(version: Version) -> (Peer, PeerStream, Client) {
+    /// A connection and its client.
+    async fn connected(version: Version) -> (Peer, PeerStream, Client) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let client = Client::connect(listener.local_addr().expect("an address")).expect("connects");
         let (socket, _) = listener.accept().await.expect("accepts");
-        let (stream, peer) = PeerStream::new(socket, "192.0.2.7:4000".parse().expect("an address"), &Arc::new(()));
+        let (stream, peer) = PeerStream::new(socket, &Arc::new(()));
         (peer.of_request("req_1", version), stream, client)
     }
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
     #[tokio::test]
-    async fn a_remote_client_that_half_closes_gets_interim_responses_and_stays() {
-        let (peer, mut stream, mut client) = remote(Version::HTTP_11).await;
+    async fn a_client_that_half_closes_gets_interim_responses_and_stays() {
+        let (peer, mut stream, mut client) = connected(Version::HTTP_11).await;
         client.shutdown(Shutdown::Write).expect("half closed");
         assert!(tokio::time::timeout(Duration::from_millis(700), peer.gone()).await.is_err(), "taken for gone");
         let head = b"HTTP/1.1 200 OK\r\n\r\n";
@@ -282,15 +277,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_remote_client_that_closes_is_gone() {
-        let (peer, _stream, client) = remote(Version::HTTP_11).await;
+    async fn a_client_that_closes_is_gone() {
+        let (peer, _stream, client) = connected(Version::HTTP_11).await;
         drop(client);
         tokio::time::timeout(PATIENCE, peer.gone()).await.expect("noticed");
     }
 
     #[tokio::test]
     async fn bytes_that_nobody_reads_do_not_hide_that_a_client_is_gone() {
-        let (peer, _stream, mut client) = remote(Version::HTTP_11).await;
+        let (peer, _stream, mut client) = connected(Version::HTTP_11).await;
         client.write_all(b"\r\n").expect("sent");
         assert!(tokio::time::timeout(Duration::from_millis(200), peer.gone()).await.is_err(), "it has not closed");
         drop(client);
@@ -299,7 +294,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_never_reads_is_given_up() {
-        let (_peer, mut stream, client) = remote(Version::HTTP_11).await;
+        let (_peer, mut stream, client) = connected(Version::HTTP_11).await;
         stream.patience = Duration::from_millis(200);
         let bytes = vec![0; 1 << 20];
         let fill = async {
@@ -315,8 +310,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_old_remote_client_that_half_closes_counts_as_gone() {
-        let (peer, _stream, mut client) = remote(Version::HTTP_10).await;
+    async fn an_old_client_that_half_closes_counts_as_gone() {
+        let (peer, _stream, mut client) = connected(Version::HTTP_10).await;
         client.write_all(b"x").expect("sent");
         assert!(tokio::time::timeout(Duration::from_millis(100), peer.gone()).await.is_err(), "it has not closed");
         let mut byte = [0];

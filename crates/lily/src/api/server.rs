@@ -83,7 +83,7 @@ impl Server {
     fn connection(&self, stream: TcpStream, address: SocketAddr, graceful: &GracefulShutdown) {
         // Tokens are small and must not wait for one another.
         let _ = stream.set_nodelay(true);
-        let (stream, peer) = PeerStream::new(stream, address, &self.requests);
+        let (stream, peer) = PeerStream::new(stream, &self.requests);
         let service = TowerToHyperService::new(self.router.clone().layer(Extension(peer)));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())

@@ -52,6 +52,11 @@ pub fn read(mut stream: TcpStream) -> Response {
 }
 
 fn parse(bytes: &[u8]) -> Response {
+    // Sent to a client that closed its sending half.
+    let mut bytes = bytes;
+    while let Some(rest) = bytes.strip_prefix(b"HTTP/1.1 100 Continue\r\n\r\n") {
+        bytes = rest;
+    }
     let at = bytes.windows(4).position(|w| w == b"\r\n\r\n").expect("a response has a head");
     let headers = String::from_utf8_lossy(&bytes[..at]).to_lowercase();
     let status = headers.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
